@@ -1,0 +1,120 @@
+"""Stages: small functions from signal to signal, and the chain that runs them (DESIGN: Stage, Release)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+from torch import Tensor
+
+from fedveil.core.signal import Signal, Unit
+
+Slot = Literal["on_step", "on_delta", "on_upload", "on_mean"]
+
+
+@dataclass(frozen=True)
+class Release:
+    """One line of the ledger: what a mechanism did, apart from what it costs.
+
+    ``bound`` is the l2 sensitivity that was enforced, ``noise_std`` the deviation that was added, ``count`` how
+    often; ``channel`` and ``slot`` say what left and where, ``client`` whose data (None: everybody's).
+    """
+
+    unit: Unit
+    bound: float
+    noise_std: float
+    mechanism: str
+    slot: Slot
+    channel: str
+    round: int
+    client: int | None = None
+    count: int = 1
+
+
+@dataclass
+class Context:
+    """What a stage may look at besides its input: where it stands, whose rows these are, and their randomness.
+
+    ``streams`` holds one generator per row, owned by (round, client) or (round, server); a stage that draws
+    numbers for row i takes them from ``streams[i]`` and from nowhere else.
+    """
+
+    round: int
+    clients: Sequence[int | None]
+    streams: Sequence[np.random.Generator]
+    slot: Slot = "on_step"
+    channel: str = "move"
+    releases: list[Release] = field(default_factory=list)
+
+
+class Stage(Protocol):
+    """A part of the journey: takes a signal, returns a signal whose facts are true of its value."""
+
+    def __call__(self, signal: Signal, ctx: Context) -> Signal:
+        """Transform all rows at once."""
+        ...
+
+
+@runtime_checkable
+class PerSample(Protocol):
+    """A stage that looks at single training examples; only the first stage of ``on_step`` may be one.
+
+    The engine never needs the per-sample gradients g_i themselves: it computes their norms, asks for factors
+    a_i, and hands on Σ a_i·g_i with the facts of :meth:`summed`.
+    """
+
+    def factors(self, norms: Tensor) -> Tensor:
+        """Factors for per-sample gradients of these l2 norms, in the same shape."""
+        ...
+
+    def summed(self, total: Tensor) -> Signal:
+        """Dress the sum of scaled per-sample gradients, one row per client, in its facts."""
+        ...
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Stages that run from left to right; a chain of nothing changes nothing."""
+
+    stages: tuple[Stage | PerSample, ...] = ()
+
+    def __call__(self, signal: Signal, ctx: Context) -> Signal:
+        """Run the stages that work on whole rows (a leading per-sample stage is the engine's to run)."""
+        for stage in self.whole:
+            signal = stage(signal, ctx)
+        return signal
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def __iter__(self) -> Iterator[Stage | PerSample]:
+        return iter(self.stages)
+
+    @property
+    def per_sample(self) -> PerSample | None:
+        """The leading stage, if it looks at single examples."""
+        first = self.stages[0] if self.stages else None
+        return first if isinstance(first, PerSample) else None
+
+    @property
+    def whole(self) -> tuple[Stage, ...]:
+        """The stages that work on one row per client."""
+        rest = self.stages[1:] if self.per_sample else self.stages
+        return rest  # type: ignore[return-value]
+
+
+def chain(*stages: Stage | PerSample | Chain) -> Chain:
+    """Put stages one after another; chains inside are laid flat, so that grouping never matters.
+
+    >>> len(chain(chain(), chain(chain())))
+    0
+    """
+    flat: list[Stage | PerSample] = []
+    for stage in stages:
+        if isinstance(stage, Chain):
+            flat.extend(stage.stages)
+        else:
+            flat.append(stage)
+    return Chain(tuple(flat))
