@@ -53,7 +53,7 @@ class Layout:
         """Views into a flat vector ``(dim,)``, by name; writing to one writes to the vector."""
         if flat.shape != (self.dim,):
             raise ValueError(f"layout: vector of shape {tuple(flat.shape)} does not fit {self.dim} parameters")
-        parts = flat.split(list(self.sizes))
+        parts = torch.split(flat, list(self.sizes))
         return {n: p.view(s) for n, p, s in zip(self.names, parts, self.shapes, strict=True)}
 
     def flatten(self, named: Mapping[str, Tensor]) -> Tensor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
+from fedveil.core.flat import Layout
 from fedveil.core.signal import Signal, Unit
 
 Slot = Literal["on_step", "on_delta", "on_upload", "on_mean"]
@@ -42,11 +43,20 @@ class Context:
     """
 
     round: int
+    layout: Layout
     clients: Sequence[int | None]
     streams: Sequence[np.random.Generator]
     slot: Slot = "on_step"
     channel: str = "move"
     releases: list[Release] = field(default_factory=list)
+
+    def at(self, slot: Slot) -> Context:
+        """The same context at another slot, writing to the same list of releases."""
+        return replace(self, slot=slot)
+
+    def row(self, i: int) -> Context:
+        """The context of one row alone."""
+        return replace(self, clients=[self.clients[i]], streams=[self.streams[i]])
 
 
 class Stage(Protocol):
@@ -101,8 +111,7 @@ class Chain:
     @property
     def whole(self) -> tuple[Stage, ...]:
         """The stages that work on one row per client."""
-        rest = self.stages[1:] if self.per_sample else self.stages
-        return rest  # type: ignore[return-value]
+        return self.stages[1:] if self.per_sample else self.stages  # type: ignore[return-value]
 
 
 def chain(*stages: Stage | PerSample | Chain) -> Chain:

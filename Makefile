@@ -1,0 +1,49 @@
+# Everything here sets itself up: Python 3.11 or newer and make are enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --quiet --disable-pip-version-check
+# Extras that the suite needs; bench adds the slow-to-install peers.
+SUITE := dev,flower,he
+
+.PHONY: demo test test-slow check bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/fedveil run method=scaffold data=digits data.partition=dirichlet data.alpha=0.5 \
+		model=cnn local_epochs=3 batch=16 lr=0.2 rounds=40
+
+test: $(VENV)/.suite
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.suite
+	$(BIN)/python -m pytest -m slow --timeout 3600
+
+check: $(VENV)/.suite
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.suite
+	$(BIN)/python benchmarks/fedavg_loop.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit("FedVeil needs Python 3.11 or newer; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone, so that a CPU build lying beside pip is taken as it is.
+$(VENV)/.torch: $(VENV)/bin/python constraints.txt
+	$(PIP) install "$$(grep '^torch==' constraints.txt)"
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	$(PIP) install -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.suite: $(VENV)/.torch pyproject.toml
+	$(PIP) install -c constraints.txt -e '.[$(SUITE)]'
+	$(PIP) install -c constraints.txt --no-deps byzfl
+	touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,232 @@
+"""The ``fedveil`` command (DESIGN 4)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from fedveil import __version__
+from fedveil.core.errors import Refused
+
+USER_MISTAKE = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="fedveil",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    help="Federated learning that stays private and survives attackers, with a claim that anyone can check.\n\n"
+    "Example:\n\n`fedveil run method=scaffold data=digits data.partition=dirichlet data.alpha=0.1 rounds=20`",
+)
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as name=value.", show_default=False)]
+Place = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the outcome to this JSON file.")]
+Many = Annotated[bool, typer.Option("-m", "--multirun", help="Run every combination of comma-separated values.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedveil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(overrides: Overrides = None, many: Many = False, quiet: Quiet = False, json: Json = None) -> None:
+    """Train a model and write a run folder with a report.
+
+    Examples:
+    `fedveil run method=scaffold data=digits rounds=10`
+
+    `fedveil run -m method=fedavg,scaffold seed=range(2) rounds=5 --quiet`
+    """
+    from fedveil.runtime.config import expand, resolve
+
+    if many:
+        _sweep(expand(overrides or []), quiet, json)
+        return
+    _conclude(_start(resolve(overrides or []), quiet), quiet, json)
+
+
+@app.command()
+def resume(folder: Place, quiet: Quiet = False, json: Json = None) -> None:
+    """Go on with a run after Ctrl-C or a crash; the result is the same as if nothing had happened.
+
+    Example:
+    `fedveil resume runs/my-run`
+    """
+    from fedveil import api
+    from fedveil.runtime.interrupt import terminable
+
+    with terminable():
+        result = _interruptible(folder, lambda: api.resume(folder, listeners=_listeners(quiet)))
+    _conclude(result, quiet, json)
+
+
+@app.command()
+def evaluate(folder: Place, overrides: Overrides = None, quiet: Quiet = False, json: Json = None) -> None:
+    """Measure a finished model on its own test set, or on other data.
+
+    Example:
+    `fedveil evaluate runs/my-run data=digits`
+    """
+    from fedveil import api
+    from fedveil.runtime.folder import write_json
+
+    scores = api.evaluate(folder, overrides or [])
+    if json is not None:
+        write_json(json, scores)
+    if not quiet:
+        accuracy = "" if scores["accuracy"] is None else f"accuracy {scores['accuracy']:.4f}, "
+        print(f"{scores['data']}, {scores['examples']} test examples: {accuracy}loss {scores['loss']:.4f}")
+
+
+@app.command()
+def report(folder: Place, quiet: Quiet = False) -> None:
+    """Write the HTML report of a run again, also of one that was interrupted.
+
+    Example:
+    `fedveil report runs/my-run`
+    """
+    from fedveil.report.html import write_report
+
+    path = write_report(folder)
+    if not quiet:
+        print(f"report: {path}")
+
+
+@app.command()
+def methods(json: Json = None) -> None:
+    """List the methods, and what each one is.
+
+    Example:
+    `fedveil methods`
+    """
+    from fedveil.runtime.config import catalogue
+
+    _list("method", {n: words for n, words in catalogue("method").items() if n != "custom"}, json)
+
+
+@app.command()
+def datasets(json: Json = None) -> None:
+    """List the data sets, and what each one needs.
+
+    Example:
+    `fedveil datasets`
+    """
+    from fedveil.data import SOURCES
+
+    needs = {name: "" if s.needs == "nothing" else f"; needs {s.needs}" for name, s in SOURCES.items()}
+    _list("data", {name: f"{source.about}{needs[name]}" for name, source in SOURCES.items()}, json)
+
+
+def _start(config: dict[str, Any], quiet: bool) -> Any:
+    from fedveil import api
+    from fedveil.runtime.interrupt import terminable
+
+    place: list[Path] = []
+    with terminable():
+        return _interruptible(place, lambda: api.start(config, listeners=[_Where(place), *_listeners(quiet)]))
+
+
+class _Where:
+    """Remembers the run folder, for the message after an interrupt."""
+
+    def __init__(self, place: list[Path]) -> None:
+        self.place = place
+
+    def opened(self, training: Any, folder: Any, done: int, notes: Any) -> None:
+        self.place.append(folder.path)
+
+    def round(self, record: dict[str, Any]) -> None: ...
+
+    def closed(self, summary: dict[str, Any] | None) -> None: ...
+
+
+def _interruptible(place: Path | list[Path], work: Any) -> Any:
+    try:
+        return work()
+    except KeyboardInterrupt:
+        folder = place if isinstance(place, Path) else (place[-1] if place else None)
+        where = f"; go on with `fedveil resume {folder}`" if folder else ""
+        print(f"interrupted{where}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _listeners(quiet: bool) -> list[Any]:
+    from fedveil.report.progress import Terminal
+
+    return [] if quiet else [Terminal(Console())]
+
+
+def _conclude(result: Any, quiet: bool, json: Path | None) -> None:
+    from fedveil.privacy.statement import cells
+    from fedveil.report.progress import conclude
+    from fedveil.runtime.folder import write_json
+
+    if json is not None:
+        write_json(json, result.summary)
+    if not quiet:
+        conclude(Console(), result.summary, [cells(r) for r in result.statement.rows], str(result.folder.report))
+
+
+def _sweep(runs: list[list[str]], quiet: bool, json: Path | None) -> None:
+    from fedveil.runtime.config import resolve
+    from fedveil.runtime.folder import write_json
+
+    configs = [resolve(overrides) for overrides in runs]  # a mistake in the last run shows before the first
+    outs = [c["out"] for c in configs]
+    if len(runs) > 1 and any(outs):
+        for i, config in enumerate(configs):
+            config["out"] = str(Path(config["out"]) / f"{i:03d}")
+    summaries = []
+    table = Table("run", "settings", "accuracy", "worst 10 %", "seconds", "folder", box=SIMPLE)
+    for i, (overrides, config) in enumerate(zip(runs, configs, strict=True), 1):
+        if not quiet:
+            print(f"run {i} of {len(runs)}: {' '.join(overrides)}")
+        summary = _start(config, quiet).summary
+        summaries.append({"overrides": overrides, **summary})
+        scores = [f"{summary[k]:.4f}" if summary[k] is not None else "-" for k in ("accuracy", "worst10_accuracy")]
+        table.add_row(str(i), " ".join(overrides), *scores, f"{summary['seconds']:.1f}", summary["folder"])
+    if json is not None:
+        write_json(json, summaries)
+    if not quiet:
+        Console().print(table)
+
+
+def _list(head: str, rows: dict[str, str], json: Path | None) -> None:
+    from fedveil.runtime.folder import write_json
+
+    table = Table(head, "what it is", box=SIMPLE)
+    for name, words in rows.items():
+        table.add_row(name, words)
+    if json is not None:
+        write_json(json, rows)
+    Console().print(table)
+
+
+def main() -> None:
+    """Run the command; a user's mistake is one sentence and exit code 2, never a traceback."""
+    try:
+        app()
+    except Refused as refusal:
+        print(f"fedveil: {refusal}", file=sys.stderr)
+        sys.exit(USER_MISTAKE)

@@ -1,0 +1,104 @@
+"""The sockets of a method: local rule, transport, aggregator (DESIGN 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from fedveil.core.signal import Signal
+
+View = Literal["each", "sum"]
+"""What a server gets to see of the uploads: every single one, or only their weighted sum."""
+
+State = dict[str, Tensor]
+"""Named server vectors ``(dim,)``; ``"w"`` is the model."""
+
+Uploads = dict[str, Signal]
+"""What clients send, by channel, one row per client."""
+
+MOVE = "move"
+"""The channel that carries Δ = y − w; every method has it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Moves:
+    """What came out of local training, one row per client.
+
+    ``travel`` (rows, 1) is the sum of the step coefficients: a constant gradient g moves the client by
+    −travel·g (K·η without momentum). ``loss`` is the mean training loss over the local steps.
+    """
+
+    delta: Signal
+    travel: Tensor
+    steps: Tensor
+    loss: Tensor
+    buffers: Tensor | None = None
+
+
+class LocalRule(Protocol):
+    """Both halves of a local algorithm side by side: what a client does, and what the server makes of it."""
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Names of the uploads, ``"move"`` first."""
+        ...
+
+    @property
+    def remembers(self) -> bool:
+        """Whether a client keeps a vector of the model's length between rounds."""
+        ...
+
+    def start(self, w: Tensor) -> State:
+        """The server's state before the first round."""
+        ...
+
+    def drift(self, memory: Tensor | None, server: State) -> Tensor | None:
+        """What every local step of this round adds to the gradient (rows, dim), known before the round."""
+        ...
+
+    def pack(
+        self, delta: Signal, travel: Tensor, memory: Tensor | None, server: State
+    ) -> tuple[Uploads, Tensor | None]:
+        """Uploads and the clients' new memory, both made from the move as it leaves ``on_delta``."""
+        ...
+
+    def absorb(self, server: State, mean: Mapping[str, Signal], share: float) -> State:
+        """The server's next state; ``share`` is the cohort's weight in the population."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Delivery:
+    """What reached the server: matrices by channel, one row per client or one row for the sum; and bytes sent."""
+
+    uploads: dict[str, Tensor]
+    bytes_up: int
+
+
+class Transport(Protocol):
+    """How uploads travel, and what the server learns on the way."""
+
+    @property
+    def reveals(self) -> frozenset[View]:
+        """The views that the server gets."""
+        ...
+
+    def carry(self, uploads: Mapping[str, Tensor], weights: Tensor) -> Delivery:
+        """The whole journey of one round; a transport that reveals only the sum applies the weights on the way."""
+        ...
+
+
+class Aggregator(Protocol):
+    """A rule that makes one vector of many."""
+
+    @property
+    def needs(self) -> View:
+        """What the rule must see."""
+        ...
+
+    def __call__(self, uploads: Signal, weights: Tensor) -> Signal:
+        """One row from ``(clients, dim)``; the weights sum to one."""
+        ...

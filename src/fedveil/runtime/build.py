@@ -1,0 +1,124 @@
+"""From a configuration node to a part: import the builder it names and call it with checked arguments."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import os
+import sys
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedveil.core.errors import Refused, suggest
+
+
+def locate(path: str, setting: str) -> Callable[..., Any]:
+    """Import ``package.module:name``; the working directory counts as a place to look.
+
+    >>> locate("math:sqrt", "model")(9)
+    3.0
+    """
+    module_name, _, name = path.partition(":")
+    if not name:
+        raise Refused(f"{setting}: {path!r} is not an import path; write it as package.module:name")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as problem:
+        raise Refused(
+            f"{setting}: cannot import {module_name!r} ({problem}); check the spelling and PYTHONPATH"
+        ) from None
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+        raise Refused(f"{setting}: {module_name!r} has no function or class {name!r}; {suggest(name, names)}")
+    return typing.cast(Callable[..., Any], found)
+
+
+def build(node: Mapping[str, Any], group: str, **given: Any) -> Any:
+    """Call the node's builder with the node's own settings, and with those ``given`` that it asks for.
+
+    Names and types are checked against the builder's signature, so that a misspelt setting is never dropped.
+    """
+    if not node.get("build"):
+        raise Refused(f"{group}.build: an import path is required; give {group}=package.module:name")
+    builder = locate(str(node["build"]), f"{group}.build")
+    own = {k: v for k, v in node.items() if k not in ("build", "open")}
+    return call(builder, group, own, given)
+
+
+def call(builder: Callable[..., Any], group: str, own: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """Call with ``own`` settings, all of which must fit, and with whatever of ``given`` the signature names."""
+    parameters = inspect.signature(builder).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    try:
+        hints = typing.get_type_hints(builder if inspect.isfunction(builder) else builder.__init__)
+    except (NameError, TypeError, AttributeError):
+        hints = {}
+    arguments = {}
+    for name, value in own.items():
+        setting = f"{group}.{name}" if group else name
+        if name not in parameters and not open_ended:
+            known = [n for n in parameters if n not in given and n not in ("args", "kwargs")]
+            raise Refused(f"{setting}: there is no such setting; {suggest(name, known)}")
+        arguments[name] = fit(value, hints.get(name, Any), setting)
+    arguments |= {name: value for name, value in given.items() if name in parameters and name not in arguments}
+    missing = [
+        n
+        for n, p in parameters.items()
+        if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and n not in arguments
+    ]
+    if missing:
+        raise Refused(f"{group}.{missing[0]}: a value is required; add {group}.{missing[0]}=... to the command")
+    return builder(**arguments)
+
+
+def fit(value: Any, kind: Any, setting: str) -> Any:
+    """The value as the annotated type, or a refusal that shows what is allowed.
+
+    >>> fit(1, float, "lr")
+    1.0
+    """
+    origin, options = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in options:
+            return None
+        kinds = [o for o in options if o is not type(None)]
+        for option in kinds[:-1]:
+            try:
+                return fit(value, option, setting)
+            except Refused:
+                continue
+        return fit(value, kinds[-1], setting)
+    if origin is typing.Literal:
+        if value not in options:
+            raise Refused(f"{setting}: {value!r} is unknown; {suggest(str(value), map(str, options))}")
+        return value
+    if kind is bool:
+        return _expect(isinstance(value, bool), value, "true or false", setting)
+    if kind is int:
+        whole = isinstance(value, float) and value.is_integer()
+        _expect(
+            whole or (isinstance(value, int) and not isinstance(value, bool)),
+            value,
+            "a whole number",
+            setting,
+        )
+        return int(value)
+    if kind is float:
+        _expect(isinstance(value, int | float) and not isinstance(value, bool), value, "a number", setting)
+        _expect(not math.isnan(value), value, "a number", setting)
+        return float(value)
+    if kind is str:
+        return _expect(isinstance(value, str), value, "a text", setting)
+    return value
+
+
+def _expect(ok: bool, value: Any, what: str, setting: str) -> Any:
+    if not ok:
+        raise Refused(f"{setting}: {value!r} is not {what}; give {what}")
+    return value

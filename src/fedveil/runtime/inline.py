@@ -1,0 +1,229 @@
+"""The in-process runtime: the round loop (DESIGN 1)."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from fedveil.core.flat import read_buffers
+from fedveil.core.parts import Moves, State
+from fedveil.core.round import BUFFERS, arrive, depart
+from fedveil.core.stage import Context
+from fedveil.core.streams import stream
+from fedveil.data.cohorts import draw
+from fedveil.local.engine import Diverged
+from fedveil.privacy.statement import Statement
+from fedveil.runtime.checkpoint import Progress, load_progress, save_progress
+from fedveil.runtime.evaluate import accuracy_by_client, spread, test_scores
+from fedveil.runtime.folder import Folder, write_bytes, write_json
+from fedveil.runtime.interrupt import undivided
+from fedveil.runtime.memory import Memory
+from fedveil.runtime.prepare import Training
+from fedveil.runtime.settings import Stop
+
+Record = dict[str, Any]
+
+
+class Listener(Protocol):
+    """Somebody who follows a run: the terminal, a logger, a notebook."""
+
+    def opened(self, training: Training, folder: Folder, done: int, notes: Sequence[str]) -> None:
+        """Training is about to start after ``done`` rounds."""
+        ...
+
+    def round(self, record: Record) -> None:
+        """A round is complete and saved."""
+        ...
+
+    def closed(self, summary: Record | None) -> None:
+        """The run has ended; no summary means that it was interrupted."""
+        ...
+
+
+def train(
+    training: Training, folder: Folder, *, resume: bool = False, listeners: Sequence[Listener] = ()
+) -> tuple[Progress, Record]:
+    """Run (or go on with) all rounds, saving as it goes; returns where it ended and the summary."""
+    with folder.locked(), torch.random.fork_rng(devices=[]):
+        progress, notes = _begin(training, folder, resume)
+        saved = progress.round
+        for listener in listeners:
+            listener.opened(training, folder, progress.round, notes)
+        summary = None
+        try:
+            while progress.round < training.settings.rounds and progress.stopped is None:
+                after, record = _round(training, progress)
+                with undivided():
+                    _commit(progress, after, training.settings.stop)
+                    folder.append_event(record)
+                    if progress.round % training.settings.checkpoint.every == 0 or progress.stopped:
+                        save_progress(folder.checkpoint, progress)
+                        saved = progress.round
+                for listener in listeners:
+                    listener.round(record)
+            summary = _finish(training, progress, folder)
+        finally:
+            if saved < progress.round:
+                save_progress(folder.checkpoint, progress)
+            for listener in listeners:
+                listener.closed(summary)
+    return progress, summary
+
+
+def _begin(training: Training, folder: Folder, resume: bool) -> tuple[Progress, list[str]]:
+    objective, settings = training.objective, training.settings
+    memory = Memory(objective.layout.dim, settings.torch_dtype, settings.torch_device)
+    if resume:
+        progress, notes = load_progress(folder.checkpoint, memory)
+        folder.rewrite_events(folder.read_events(up_to=progress.round))
+        return progress, notes
+    server = training.method.local.start(objective.initial())
+    if objective.buffers.dim:
+        server[BUFFERS] = read_buffers(objective.module, objective.buffers)
+    progress = Progress(0, server, memory)
+    save_progress(folder.checkpoint, progress)
+    write_json(folder.clients, _client_facts(training))
+    return progress, []
+
+
+@dataclass(eq=False)
+class _After:
+    """What a round changes; nothing of it counts before all of it is there."""
+
+    server: State
+    cohort: list[int]
+    memory: Tensor | None
+    seconds: float
+    accuracy: float | None
+
+
+def _round(training: Training, progress: Progress) -> tuple[_After, Record]:
+    """Compute one round; ``progress`` stays as it is, so that an interrupt loses no more than this round."""
+    started = time.perf_counter()
+    settings, method, federation = training.settings, training.method, training.federation
+    number, server = progress.round + 1, progress.server
+    cohort = draw(settings.seed, number, federation.population, training.cohort, settings.selection).tolist()
+    record: Record = {"round": number, "clients": cohort, "bytes_up": 0, "bytes_down": 0}
+    record |= dict.fromkeys(("train_loss", "move_norm", "steps", "accuracy", "loss", "client_accuracy", "epsilon"))
+    memory = None
+    if cohort:
+        held = progress.memory.gather(cohort) if method.local.remembers else None
+        streams = [stream(settings.seed, "noise", number, k) for k in cohort]
+        ctx = Context(number, training.objective.layout, cohort, streams)
+        moves = training.engine.train(method, server, method.local.drift(held, server), ctx)
+        uploads, memory = depart(method, moves, held, server, ctx)
+        own = [stream(settings.seed, "server noise", number)]
+        at_server = Context(number, ctx.layout, [None], own, releases=ctx.releases)
+        sizes = training.sizes[cohort]
+        arrival = arrive(method, uploads, sizes, method.share(sizes, training.sizes), server, at_server)
+        down = len(cohort) * sum(v.numel() * v.element_size() for v in server.values())
+        record |= _measures(moves) | {"bytes_up": arrival.bytes_up, "bytes_down": down}
+        server = arrival.server
+        if not torch.isfinite(server["w"].sum()):
+            raise Diverged(number, None, "a weight")
+    if number == settings.rounds or number % settings.evaluate.every == 0:
+        record |= test_scores(training, server)
+        record["client_accuracy"] = spread(accuracy_by_client(training, server))
+    record["seconds"] = time.perf_counter() - started
+    return _After(server, cohort, memory, record["seconds"], record["accuracy"]), record
+
+
+def _commit(progress: Progress, after: _After, stop: Stop) -> None:
+    progress.server = after.server
+    progress.round += 1
+    progress.seconds += after.seconds
+    if after.memory is not None:
+        progress.memory.store(after.cohort, after.memory)
+    accuracy = after.accuracy
+    if accuracy is None:
+        return
+    if progress.best is None or accuracy > progress.best:
+        progress.best, progress.stale = accuracy, 0
+    else:
+        progress.stale += 1
+    if stop.accuracy is not None and accuracy >= stop.accuracy:
+        progress.stopped = f"the test accuracy reached {accuracy:.4f} (stop.accuracy={stop.accuracy})"
+    elif stop.patience is not None and progress.stale >= stop.patience:
+        progress.stopped = f"{progress.stale} evaluations without a better test accuracy (stop.patience)"
+
+
+def _measures(moves: Moves) -> Record:
+    def span(values: Tensor) -> Record:
+        return {"mean": float(values.double().mean()), "min": float(values.min()), "max": float(values.max())}
+
+    steps = moves.steps
+    return {
+        "train_loss": span(moves.loss),
+        "move_norm": span(moves.delta.value.norm(dim=1)),
+        "steps": {"min": int(steps.min()), "max": int(steps.max())},
+    }
+
+
+def _client_facts(training: Training) -> Record:
+    federation = training.federation
+    counts = federation.label_counts()
+    return {
+        "names": list(names) if (names := federation.client_names()) else None,
+        "sizes": federation.sizes.tolist(),
+        "label_counts": None if counts is None else counts.tolist(),
+        "accuracy": None,
+        "facts": dict(federation.facts()),
+    }
+
+
+def statement_of(training: Training, progress: Progress) -> Statement:
+    """The privacy statement of what has run so far."""
+    notes = []
+    if training.settings.stop.wanted:
+        declared = "was declared public" if training.settings.stop.public_test else "was used"
+        notes.append(f"The test set {declared} to decide when to stop.")
+    return Statement.of([], notes)
+
+
+def _finish(training: Training, progress: Progress, folder: Folder) -> Record:
+    objective, server = training.objective, progress.server
+    model = {k: v.contiguous().cpu() for k, v in objective.layout.named(server["w"]).items()}
+    if objective.buffers.dim:
+        model |= {k: v.contiguous().cpu() for k, v in objective.buffers.named(server[BUFFERS]).items()}
+    write_bytes(folder.model, save(model))
+    by_client = accuracy_by_client(training, server)
+    accuracies = None if by_client is None else [None if a != a else round(a, 6) for a in by_client.tolist()]
+    write_json(folder.clients, _client_facts(training) | {"accuracy": accuracies})
+    statement = statement_of(training, progress)
+    write_json(folder.statement, statement.to_json())
+    write_bytes(folder.statement.with_suffix(".md"), statement.to_markdown().encode())
+    scores = test_scores(training, server)
+    clients = spread(by_client)
+    summary: Record = {
+        "status": "finished" if progress.stopped is None else f"stopped early: {progress.stopped}",
+        "method": training.method.name,
+        "data": training.federation.name,
+        "rounds": progress.round,
+        "accuracy": scores["accuracy"],
+        "loss": scores["loss"],
+        "best_accuracy": progress.best,
+        "client_accuracy": clients,
+        "worst10_accuracy": None if clients is None else clients["worst10"],
+        "seconds": progress.seconds,
+        "seconds_per_round": progress.seconds / max(progress.round, 1),
+        "engine": training.engine.name,
+        "engine_reason": training.engine_reason,
+        "input_shape": list(training.federation.input_shape),
+        "classes": training.federation.classes,
+        "parameters": objective.layout.dim,
+        "population": training.federation.population,
+        "cohort": training.cohort,
+        "seed": training.settings.seed,
+        "model_hash": hashlib.blake2b(server["w"].cpu().numpy().tobytes(), digest_size=16).hexdigest(),
+        "statement": statement.headline(),
+        "folder": str(folder.path),
+    }
+    write_json(folder.summary, summary)
+    return summary

@@ -1,0 +1,127 @@
+"""The settings that every run has, whatever its method, data and model (DESIGN 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from fedveil.core.errors import Refused, fraction, not_negative, positive
+from fedveil.local.batches import Batching
+from fedveil.local.objective import Sgd
+from fedveil.runtime.build import call
+
+GROUPS = ("method", "data", "model", "aggregate", "transport", "runtime")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluate:
+    """When the global model is looked at."""
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        positive(**{"evaluate.every": self.every})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """When a run saves itself."""
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        positive(**{"checkpoint.every": self.every})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """When a run ends before its last round."""
+
+    patience: int | None = None
+    accuracy: float | None = None
+    public_test: bool = False
+
+    def __post_init__(self) -> None:
+        if self.patience is not None:
+            positive(**{"stop.patience": self.patience})
+        if self.accuracy is not None and not 0 < self.accuracy <= 1:
+            raise Refused(f"stop.accuracy: {self.accuracy} is not an accuracy; give a number above 0, at most 1")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the test set can end the run."""
+        return self.patience is not None or self.accuracy is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Checked values of the top-level settings; see conf/config.yaml for their meaning."""
+
+    rounds: int
+    population: int | None = None
+    cohort: int | None = None
+    selection: Literal["fixed", "poisson"] = "fixed"
+    steps: int | None = None
+    local_epochs: int | None = None
+    batch: int = 32
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    loss: str = "cross_entropy"
+    server_lr: float = 1.0
+    server_momentum: float = 0.0
+    seed: int = 0
+    device: Literal["cpu", "cuda", "auto"] = "cpu"
+    dtype: Literal["float32", "float64"] = "float32"
+    engine: Literal["auto", "sequential"] = "auto"
+    threads: int | None = None
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    stop: Stop = field(default_factory=Stop)
+
+    def __post_init__(self) -> None:
+        positive(rounds=self.rounds, lr=self.lr, server_lr=self.server_lr)
+        not_negative(weight_decay=self.weight_decay)
+        fraction(momentum=self.momentum, server_momentum=self.server_momentum)
+        for name in ("population", "cohort", "threads"):
+            if getattr(self, name) is not None:
+                positive(**{name: getattr(self, name)})
+        self.batching  # noqa: B018  (refuses a wrong batch, steps or local_epochs)
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any]) -> Settings:
+        """The settings of a resolved configuration."""
+        own = {k: v for k, v in config.items() if k not in (*GROUPS, "out", "overrides", "version")}
+        for name, kind in (("evaluate", Evaluate), ("checkpoint", Checkpoint), ("stop", Stop)):
+            own[name] = call(kind, name, own.get(name, {}), {})
+        settings = call(cls, "", own, {})
+        assert isinstance(settings, cls)
+        return settings
+
+    @property
+    def batching(self) -> Batching:
+        """How clients walk through their examples; one epoch unless something else was asked for."""
+        epochs = 1 if self.steps is None and self.local_epochs is None else self.local_epochs
+        return Batching(self.batch, self.steps, epochs)
+
+    @property
+    def sgd(self) -> Sgd:
+        """The local optimiser."""
+        return Sgd(self.lr, self.momentum, self.weight_decay)
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device, or a refusal when it is not there."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise Refused("device: cuda was asked for but torch sees no CUDA device; set device=cpu or device=auto")
+        return torch.device(self.device)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The number format of weights and inputs."""
+        return torch.float64 if self.dtype == "float64" else torch.float32

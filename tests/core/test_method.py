@@ -1,0 +1,106 @@
+"""Wrong combinations fail when they are built, with a sentence that names the parts."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedveil.aggregate.mean import Mean
+from fedveil.core.errors import Refused
+from fedveil.core.method import Method
+from fedveil.core.parts import Delivery
+from fedveil.core.stage import Chain, chain
+from fedveil.local.rules import FedAvg, Scaffold
+from fedveil.transport.plain import Plain
+from tests.support import ToyClip, ToyClipEach, ToyNoise
+
+
+def make(**slots):
+    return Method(**({"name": "toy", "local": FedAvg(), "transport": Plain(), "aggregate": Mean()} | slots))
+
+
+@dataclass(frozen=True)
+class OnlySum:
+    reveals = frozenset({"sum"})
+
+    def carry(self, uploads, weights):
+        return Delivery({k: (weights.to(v) @ v)[None] for k, v in uploads.items()}, 0)
+
+
+@dataclass(frozen=True)
+class NeedsEach:
+    needs = "each"
+
+    def __call__(self, uploads, weights):
+        return uploads.mean(weights)
+
+
+def test_a_plain_method_is_not_private():
+    assert not make().private
+
+
+def test_noise_makes_a_method_private():
+    assert make(on_delta=chain(ToyClip(1.0), ToyNoise(1.0))).private
+    assert make(on_step=chain(ToyClipEach(1.0), ToyNoise(1.0))).private
+    assert make(on_delta=ToyClip(1.0), on_mean=ToyNoise(1.0)).private
+
+
+def test_noise_without_a_clip():
+    with pytest.raises(Refused, match="toy noise: the signal has no bound; put a clip before the noise"):
+        make(on_delta=ToyNoise(1.0))
+
+
+def test_step_clips_do_not_bound_the_move():
+    """Once trajectories differ, later gradients of every record differ: per-step bounds do not add up (SPEC 3.1)."""
+    with pytest.raises(Refused, match="no bound"):
+        make(on_step=ToyClipEach(1.0), on_delta=ToyNoise(1.0))
+
+
+def test_an_aggregator_that_needs_more_than_the_transport_reveals():
+    with pytest.raises(Refused, match=r"NeedsEach needs to see 'each'.*OnlySum reveals only sum"):
+        make(transport=OnlySum(), aggregate=NeedsEach())
+
+
+def test_a_channel_that_leaves_with_no_mechanism():
+    """SCAFFOLD's control variates made from the clean move, noise only on the upload: the known total break."""
+    with pytest.raises(Refused, match="channel 'control' leaves the clients and no privacy mechanism"):
+        make(local=Scaffold(), on_upload=chain(ToyClip(1.0), ToyNoise(1.0)))
+
+
+def test_control_variates_from_the_noisy_move_are_accepted():
+    assert make(local=Scaffold(), on_delta=chain(ToyClip(1.0), ToyNoise(1.0))).private
+
+
+def test_weights_by_private_counts_under_privacy():
+    with pytest.raises(Refused, match="weights=uniform"):
+        make(on_delta=chain(ToyClip(1.0), ToyNoise(1.0)), weights="examples")
+
+
+def test_an_unknown_weighting():
+    with pytest.raises(Refused, match="toy.weights: 'size' is unknown.*examples, uniform"):
+        make(weights="size")
+
+
+def test_a_per_sample_stage_in_the_wrong_place():
+    for slots in ({"on_delta": ToyClipEach(1.0)}, {"on_step": chain(ToyClip(1.0), ToyClipEach(1.0))}):
+        with pytest.raises(Refused, match="ToyClipEach looks at single examples.*put it first in on_step"):
+            make(**slots)
+
+
+def test_chains_are_associative_and_the_empty_chain_is_the_identity():
+    a, b, c = ToyClip(1.0), ToyClip(2.0), ToyClip(3.0)
+    assert chain(chain(a, b), c) == chain(a, chain(b, c)) == Chain((a, b, c))
+    assert chain(chain(), a, chain()) == chain(a)
+
+
+def test_the_share_of_a_cohort():
+    sizes = torch.tensor([10, 30, 60])
+    assert make().share(sizes[:2], sizes) == pytest.approx(2 / 3)
+    assert make(weights="examples").share(sizes[:2], sizes) == pytest.approx(0.4)
+    assert make(weights="examples").weigh(sizes).tolist() == [0.1, 0.3, 0.6]
+
+
+def test_a_method_is_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        make().name = "other"

@@ -1,0 +1,289 @@
+import json
+import os
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedveil.core.errors import Refused
+from fedveil.report.html import write_report
+from fedveil.report.plots import PLOTS, draw, read_run
+
+Build = Callable[..., Path]
+EVIL = "<script>alert(1)</script>"
+VOID = {"meta", "link", "br"}
+
+
+class Page(HTMLParser):
+    """Checks that tags nest, and collects what the tests ask about."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+        elif self.open and self.open[-1] != "style":
+            self.text += data
+
+    def ids(self) -> list[str]:
+        return [str(attrs["id"]) for _, attrs in self.tags if "id" in attrs]
+
+    def figures(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.scripts[0])
+        return found
+
+
+def report(folder: Path) -> Page:
+    return Page(write_report(folder).read_text("utf-8"))
+
+
+def change(folder: Path, name: str, **values: Any) -> None:
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | values), "utf-8")
+
+
+def test_page_has_every_section_and_plot(run_folder: Build) -> None:
+    folder = run_folder()
+    page = report(folder)
+    sections = [attrs.get("id") for tag, attrs in page.tags if tag == "section"]
+    assert sections == ["privacy", "learning", "clients", "cost", "rounds", "data", "settings", "reproduce"]
+    assert len(page.figures()) == len(PLOTS) == sum(attrs.get("class") == "plot" for _, attrs in page.tags)
+    assert len(page.ids()) == len(set(page.ids()))
+    assert ("html", {"lang": "en"}) in page.tags
+    for words in ("93.4 %", "81.0 %", "0.217", "1 min 15 s", "Proved in part", "of 30 planned", "partition.alpha"):
+        assert words in page.text
+    assert "not finished" not in page.text
+    assert sum(tag == "tr" for tag, _ in page.tags) > 30 + 12 + 8
+    assert sorted(p.name for p in folder.iterdir() if "report" in p.name) == ["report.html"]
+
+
+def test_links_inside_the_page_lead_somewhere(run_folder: Build) -> None:
+    page = report(run_folder())
+    targets = [str(attrs["href"])[1:] for tag, attrs in page.tags if tag == "a"]
+    assert targets
+    assert set(targets) <= set(page.ids())
+
+
+def test_nothing_is_fetched(run_folder: Build) -> None:
+    text = write_report(run_folder()).read_text("utf-8")
+    for tag, attrs in Page(text).tags:
+        for key in ("src", "href", "srcset", "action", "data"):
+            assert re.match(r"#|data:|$", attrs.get(key) or ""), (tag, attrs)
+    scripts = Page(text).scripts
+    own = text.replace(max(scripts, key=len), "")
+    assert "http://" not in own
+    assert "https://" not in own
+    assert "@import" not in own
+    assert "url(" not in own
+    assert "default-src 'none'" in own
+
+
+def test_plots_offer_no_upload(run_folder: Build) -> None:
+    script = report(run_folder()).scripts[-1]
+    assert "showSendToCloud: false" in script
+    assert 'plotlyServerURL: ""' in script
+
+
+def test_everything_from_files_is_escaped(run_folder: Build) -> None:
+    folder = run_folder(clients=6, classes=3)
+    row = dict.fromkeys(("observer", "unit", "status", "mechanism", "sampling", "accountant", "note", "delta"), EVIL)
+    change(
+        folder, "statement", rows=[row | {"epsilon": None}, row | {"epsilon": 1.0, "status": "proved"}], notes=[EVIL]
+    )
+    change(folder, "summary", method=EVIL, data=EVIL, engine=EVIL, status=f"stopped early: {EVIL}", version=EVIL)
+    change(folder, "clients", facts={EVIL: {EVIL: [EVIL]}}, names=[f"{EVIL}</script><!--"] * 6)
+    with (folder / "events.jsonl").open("a") as events:
+        events.write(json.dumps({"round": 31, "clients": EVIL, "loss": EVIL, "steps": EVIL}) + "\n")
+    text = write_report(folder).read_text("utf-8")
+    page = Page(text)
+    assert "<script>alert" not in text.lower()
+    assert len(page.scripts) == 3
+    assert page.text.count(EVIL) > 20
+    assert "<" not in page.scripts[0]  # the numbers of the plots
+    assert "<script" not in json.dumps(page.figures())  # plotly.js reads HTML in its labels
+
+
+def test_statement_is_explained(run_folder: Build) -> None:
+    folder = run_folder()
+    text = report(folder).text
+    assert text.count("No privacy protection is claimed against this observer") == 2
+    assert "By a published formula that we do not stand behind" in text
+    assert "= 47.9" in text
+    assert "nothing claimed towards server per record, server per client" in text
+    rows = [
+        {"observer": o, "unit": "record", "epsilon": None, "delta": None, "status": "none"} for o in ("server", "S1")
+    ]
+    change(folder, "statement", rows=rows)
+    assert "No protection claimed" in report(folder).text
+
+
+def test_a_claim_without_epsilon_is_no_claim(run_folder: Build) -> None:
+    folder = run_folder()
+    rows = [{"observer": "server", "unit": "record", "epsilon": None, "delta": 1e-5, "status": "proved"}]
+    change(folder, "statement", rows=rows)
+    assert "No protection claimed" in report(folder).text
+
+
+def test_torn_last_line_is_ignored(run_folder: Build) -> None:
+    folder = run_folder()
+    events = folder / "events.jsonl"
+    events.write_bytes(events.read_bytes() + '{"round": 31, "clients": [1], "note": "é'.encode()[:-1])
+    assert len(read_run(folder).events) == 30
+    assert "All 30 rounds" in report(folder).text
+
+
+def test_a_round_written_twice_counts_once(run_folder: Build) -> None:
+    folder = run_folder(rounds=3)
+    with (folder / "events.jsonl").open("a") as events:
+        events.write(json.dumps({"round": 2, "accuracy": 0.5}) + "\n")
+    run = read_run(folder)
+    assert [event["round"] for event in run.events] == [1, 2, 3]
+    assert run.events[1]["accuracy"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("config.yaml", None, "no config.yaml"),
+        ("events.jsonl", None, "no events.jsonl"),
+        ("config.yaml", b"method: [", "config.yaml is damaged"),
+        ("config.yaml", b"\xff\xfe\x00", "config.yaml is damaged"),
+        ("config.yaml", b"", "config.yaml is damaged"),
+        ("config.yaml", b"- 1\n- 2\n", "config.yaml is damaged"),
+        ("events.jsonl", b'{"round": 1}\n{"rou\n{"round": 3}\n', "line 2 of events.jsonl is damaged"),
+        ("events.jsonl", b'[1]\n{"round": 3}\n', "line 1 of events.jsonl is damaged"),
+    ],
+)
+def test_what_is_no_run_folder_is_refused(run_folder: Build, name: str, content: bytes | None, why: str) -> None:
+    folder = run_folder()
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    with pytest.raises(Refused) as refusal:
+        write_report(folder)
+    expected = f"report: {folder} is not a run folder ({why}); give the folder that `fedveil run` printed"
+    assert str(refusal.value) == expected
+    assert not (folder / "report.html").exists()
+
+
+def test_unfinished_run_says_so(run_folder: Build) -> None:
+    folder = run_folder(rounds=7)
+    for name in ("summary", "statement", "clients"):
+        (folder / f"{name}.json").unlink()
+    page = report(folder)
+    assert "This run is not finished: 7 of 30 rounds are done" in page.text
+    assert f"fedveil resume {folder}" in page.text
+    assert "holds no privacy statement" in page.text
+    assert len(page.figures()) == 5
+
+
+def test_unfinished_run_is_named_by_its_configuration(run_folder: Build) -> None:
+    folder = run_folder(rounds=1)
+    (folder / "summary.json").unlink()
+    groups = "method: {build: 'fedveil.methods.scaffold:scaffold'}\ndata: {source: csv}\n"
+    (folder / "config.yaml").write_text(groups)
+    assert "scaffold on csv" in report(folder).text
+
+
+def test_run_without_a_round(run_folder: Build) -> None:
+    folder = run_folder(rounds=0)
+    for name in ("summary", "clients"):
+        (folder / f"{name}.json").unlink()
+    page = report(folder)
+    assert "No round has been finished yet" in page.text
+    assert page.figures() == []
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [("interrupted", "not finished"), ("stopped early: no better accuracy", "This run was stopped early: no better")],
+)
+def test_status_is_shown(run_folder: Build, status: str, words: str) -> None:
+    folder = run_folder()
+    change(folder, "summary", status=status)
+    assert words in report(folder).text
+
+
+def test_damaged_optional_files_are_named(run_folder: Build) -> None:
+    folder = run_folder()
+    (folder / "clients.json").write_text('{"sizes": [1,')
+    (folder / "statement.json").write_text("[1]")
+    assert "left out here: clients.json, statement.json" in report(folder).text
+
+
+def test_large_population_stays_small(run_folder: Build) -> None:
+    folder = run_folder(clients=5000, rounds=3000)
+    text = write_report(folder).read_text("utf-8")
+    page = Page(text)
+    assert len(text.encode()) < 6_000_000
+    by_title = {plot.title: plot for plot in draw(read_run(folder))}
+    assert len(by_title["Accuracy per client"].traces[0]["x"]) == 20
+    assert sum(by_title["Accuracy per client"].traces[0]["y"]) == 4999
+    assert sum(by_title["Examples per client"].traces[0]["y"]) == 5000
+    assert len(by_title["Classes per client"].traces[0]["z"]) <= 100
+    assert len(by_title["Time per round"].traces[0]["x"]) <= 1001
+    assert "of 3,000 rounds, evenly spread" in page.text
+    assert "Every client" not in page.text
+    assert sum(tag == "tr" for tag, _ in page.tags) < 600
+
+
+def test_many_classes_stay_small(run_folder: Build) -> None:
+    folder = run_folder(clients=150, classes=1000)
+    assert write_report(folder).stat().st_size < 6_000_000
+    assert "the 100 most common of 1,000 classes" in report(folder).text
+
+
+def test_few_classes_are_stacked_bars(run_folder: Build) -> None:
+    plots = {plot.title: plot for plot in draw(read_run(run_folder(clients=6, classes=3)))}
+    assert [trace["type"] for trace in plots["Classes per client"].traces] == ["bar"] * 3
+
+
+def test_numbers_that_are_not_finite_are_left_out(run_folder: Build) -> None:
+    folder = run_folder(rounds=2)
+    with (folder / "events.jsonl").open("a") as events:
+        events.write('{"round": 3, "loss": NaN, "accuracy": Infinity, "seconds": 1, "steps": {"min": 2, "max": 2}}\n')
+    figures = report(folder).scripts[0]
+    assert "NaN" not in figures
+    assert "Infinity" not in figures
+
+
+def test_reproduce_shows_the_command(run_folder: Build) -> None:
+    folder = run_folder()
+    assert f"fedveil run method=fedavg data=digits 'note={EVIL}'" in report(folder).text
+    (folder / "config.yaml").write_text("method: fedavg\nseed: 7\n")
+    assert "Run FedVeil with the configuration above" in report(folder).text
+
+
+def test_report_is_replaced_whole(run_folder: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = run_folder()
+    (folder / "report.html").write_text("before")
+
+    def fail(source: object, target: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(Refused, match="No space left on device"):
+        write_report(folder)
+    assert (folder / "report.html").read_text() == "before"
+    assert not list(folder.glob(".report*"))

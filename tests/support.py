@@ -1,0 +1,106 @@
+"""What several tests need: optional extras, small federations, toy stages."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedveil
+from fedveil.core.federation import Federation
+from fedveil.core.signal import Signal
+from fedveil.core.stage import Context, Release
+
+DATA = Path(os.environ["FEDVEIL_DATA"]) if os.environ.get("FEDVEIL_DATA") else None
+
+
+def require(module: str) -> ModuleType:
+    """Import an optional peer: missing, it fails in CI and skips elsewhere with the reason."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as problem:
+        reason = f"{module} is not installed ({problem}); `make test` installs it"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+def blobs(clients: int = 4, examples: int = 20, features: int = 5, classes: int = 3, seed: int = 0) -> Federation:
+    """A small, skewed classification task; clients have different sizes."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(classes, features)) * 2
+    parts = []
+    for k in range(clients):
+        y = rng.choice(classes, size=examples + 3 * k, p=rng.dirichlet(np.ones(classes)))
+        parts.append((centres[y] + rng.normal(size=(len(y), features)), y))
+    y = rng.integers(0, classes, 50)
+    test = (centres[y] + rng.normal(size=(50, features)), y)
+    return fedveil.data.from_clients(parts, test=test, classes=classes, name="blobs")
+
+
+class Quadratic(nn.Module):
+    """f(w) = w·x, so that mean squared error over scaled unit vectors is a quadratic in w."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w
+
+
+@dataclass(frozen=True)
+class ToyClip:
+    """Clip whole rows; stands for the product's clip where only the core is under test."""
+
+    norm: float
+    unit: str = "client"
+
+    def __call__(self, signal: Signal, ctx: Context) -> Signal:
+        norms = signal.value.norm(dim=1, keepdim=True).clamp_min(1e-12)
+        value = signal.value * (self.norm / norms).clamp(max=1.0)
+        return replace(signal, value=value, bound=self.norm, unit=self.unit)
+
+
+@dataclass(frozen=True)
+class ToyNoise:
+    """Gaussian noise that refuses an unbounded signal."""
+
+    multiplier: float
+
+    def __call__(self, signal: Signal, ctx: Context) -> Signal:
+        if signal.bound is None or signal.unit is None:
+            raise ValueError("toy noise: the signal has no bound; put a clip before the noise")
+        std = self.multiplier * signal.bound
+        noise = np.stack([s.normal(0.0, std, signal.dim) for s in ctx.streams])
+        for client in ctx.clients:
+            release = Release(signal.unit, signal.bound, std, "toy", ctx.slot, ctx.channel, ctx.round, client)
+            ctx.releases.append(release)
+        assert signal.noise_var is not None and math.isfinite(std)
+        return replace(
+            signal,
+            value=signal.value + torch.from_numpy(noise).to(signal.value),
+            noise_var=signal.noise_var + std**2,
+            released=True,
+        )
+
+
+@dataclass(frozen=True)
+class ToyClipEach:
+    """Per-sample clipping: factors from norms, facts for the sum."""
+
+    norm: float
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return (self.norm / norms.clamp_min(1e-12)).clamp(max=1.0)
+
+    def summed(self, total: Tensor) -> Signal:
+        return Signal(total, bound=self.norm, unit="record")
