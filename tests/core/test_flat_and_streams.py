@@ -72,7 +72,11 @@ def test_a_vector_of_the_wrong_length_is_refused():
 def test_a_place_has_one_stream_and_two_places_have_two(seed, round, client):
     here = stream(seed, "noise", round, client).integers(0, 2**63, 4)
     assert np.array_equal(here, stream(seed, "noise", round, client).integers(0, 2**63, 4))
-    for other in ((seed + 1, "noise", round, client), (seed, "batches", round, client), (seed, "noise", round + 1, client)):
+    for other in (
+        (seed + 1, "noise", round, client),
+        (seed, "batches", round, client),
+        (seed, "noise", round + 1, client),
+    ):
         assert not np.array_equal(here, stream(*other).integers(0, 2**63, 4))
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from tests.support import ToyClip, ToyClipEach, ToyNoise
 
 from fedveil.aggregate.mean import Mean
 from fedveil.core.errors import Refused
@@ -13,7 +14,6 @@ from fedveil.core.parts import Delivery
 from fedveil.core.stage import Chain, chain
 from fedveil.local.rules import FedAvg, Scaffold
 from fedveil.transport.plain import Plain
-from tests.support import ToyClip, ToyClipEach, ToyNoise
 
 
 def make(**slots):

@@ -56,7 +56,9 @@ def damage(path, how):
 
 
 @pytest.mark.parametrize("how", ["truncate", "empty", "flip", "remove"])
-@pytest.mark.parametrize("what", ["round-000006/server.safetensors", "round-000006/state.json", "memory/000006.safetensors"])
+@pytest.mark.parametrize(
+    "what", ["round-000006/server.safetensors", "round-000006/state.json", "memory/000006.safetensors"]
+)
 def test_a_damaged_checkpoint_is_left_out_for_the_one_before(tmp_path, what, how):
     save_all(tmp_path)
     damage(tmp_path / what, how)

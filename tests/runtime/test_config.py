@@ -2,8 +2,9 @@
 
 import pytest
 
+from fedveil.core.arguments import fit
 from fedveil.core.errors import Refused
-from fedveil.runtime.build import call, fit
+from fedveil.runtime.build import call
 from fedveil.runtime.config import expand, options, resolve
 from fedveil.runtime.settings import GROUPS, Settings
 
@@ -74,10 +75,10 @@ def test_mistakes_in_overrides(override, message):
     [
         ("lr=-1", "lr: -1.0 is not a positive number"),
         ("lr=inf", "lr: inf is not a positive number"),
-        ("lr=fast", "lr: 'fast' is not a number"),
+        ("lr=fast", "lr: 'fast' is not allowed; give a number"),
         ("rounds=0", "rounds: 0 is not a positive number"),
-        ("rounds=2.5", "rounds: 2.5 is not a whole number"),
-        ("rounds=true", "rounds: True is not a whole number"),
+        ("rounds=2.5", "rounds: 2.5 is not allowed; give a whole number"),
+        ("rounds=true", "rounds: True is not allowed; give a whole number"),
         ("momentum=1", "momentum: 1.0 is not a fraction"),
         ("weight_decay=-0.1", "weight_decay: -0.1 is not allowed"),
         ("selection=all", "selection: 'all' is unknown; allowed: fixed, poisson"),
@@ -87,7 +88,7 @@ def test_mistakes_in_overrides(override, message):
         ("evaluate.every=0", "evaluate.every: 0 is not a positive number"),
         ("stop.accuracy=95", "stop.accuracy: 95.0 is not an accuracy"),
         ("stop.patience=0", "stop.patience: 0 is not a positive number"),
-        ("seed=null", "seed: None is not a whole number"),
+        ("seed=null", "seed: None is not allowed; give a whole number"),
     ],
 )
 def test_mistakes_in_values(override, message):
@@ -115,14 +116,14 @@ def test_builders_drop_nothing_in_silence():
         call(build, "part", {"strenght": 2}, {})
     with pytest.raises(Refused, match="part.strength: a value is required"):
         call(build, "part", {}, {})
-    with pytest.raises(Refused, match="part.kind: 3 is not a text"):
+    with pytest.raises(Refused, match="part.kind: 3 is not allowed; give text"):
         call(build, "part", {"strength": 1, "kind": 3}, {})
 
 
 def test_fit_understands_unions():
-    assert fit(None, int | None, "x") is None
-    assert fit(3, int | None, "x") == 3
-    assert fit(3, int | str, "x") == 3
-    assert fit("a", int | str, "x") == "a"
-    with pytest.raises(Refused, match="x: 2.5 is not a text"):
-        fit(2.5, int | str, "x")
+    assert fit("x", None, int | None) is None
+    assert fit("x", 3, int | None) == 3
+    assert fit("x", 3, int | str) == 3
+    assert fit("x", "a", int | str) == "a"
+    with pytest.raises(Refused, match="x: 2.5 is not allowed; give a whole number or text"):
+        fit("x", 2.5, int | str)

@@ -9,15 +9,22 @@ from pathlib import Path
 
 import orjson
 import pytest
+from tests.support import blobs
 
 import fedveil
 from fedveil.core.errors import Refused
 from fedveil.runtime.folder import Folder
-from tests.support import blobs
 
 SETTINGS = (
-    "method=scaffold", "data.partition=dirichlet", "data.alpha=0.3", "cohort=4", "rounds=60", "steps=4", "momentum=0.5",
-    "server_momentum=0.3", "threads=1",
+    "method=scaffold",
+    "data.partition=dirichlet",
+    "data.alpha=0.3",
+    "cohort=4",
+    "rounds=60",
+    "steps=4",
+    "momentum=0.5",
+    "server_momentum=0.3",
+    "threads=1",
 )
 
 
@@ -131,7 +138,17 @@ def test_same_seed_same_model_other_seed_other_model(tmp_path):
 
 def test_a_summary_has_what_scripts_read(uninterrupted):
     summary = orjson.loads((uninterrupted / "summary.json").read_bytes())
-    wanted = {"method", "data", "rounds", "accuracy", "loss", "worst10_accuracy", "seconds", "seconds_per_round", "engine"}
+    wanted = {
+        "method",
+        "data",
+        "rounds",
+        "accuracy",
+        "loss",
+        "worst10_accuracy",
+        "seconds",
+        "seconds_per_round",
+        "engine",
+    }
     assert wanted | {"statement"} <= set(summary)
     assert summary["rounds"] == 60
     assert os.path.getsize(uninterrupted / "report.html") > 10_000

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
 import os
 import sys
-import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedveil.core.arguments import fit
 from fedveil.core.errors import Refused, suggest
 
 
@@ -65,7 +64,7 @@ def call(builder: Callable[..., Any], group: str, own: Mapping[str, Any], given:
         if name not in parameters and not open_ended:
             known = [n for n in parameters if n not in given and n not in ("args", "kwargs")]
             raise Refused(f"{setting}: there is no such setting; {suggest(name, known)}")
-        arguments[name] = fit(value, hints.get(name, Any), setting)
+        arguments[name] = fit(setting, value, hints.get(name, object))
     arguments |= {name: value for name, value in given.items() if name in parameters and name not in arguments}
     missing = [
         n
@@ -75,50 +74,3 @@ def call(builder: Callable[..., Any], group: str, own: Mapping[str, Any], given:
     if missing:
         raise Refused(f"{group}.{missing[0]}: a value is required; add {group}.{missing[0]}=... to the command")
     return builder(**arguments)
-
-
-def fit(value: Any, kind: Any, setting: str) -> Any:
-    """The value as the annotated type, or a refusal that shows what is allowed.
-
-    >>> fit(1, float, "lr")
-    1.0
-    """
-    origin, options = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in options:
-            return None
-        kinds = [o for o in options if o is not type(None)]
-        for option in kinds[:-1]:
-            try:
-                return fit(value, option, setting)
-            except Refused:
-                continue
-        return fit(value, kinds[-1], setting)
-    if origin is typing.Literal:
-        if value not in options:
-            raise Refused(f"{setting}: {value!r} is unknown; {suggest(str(value), map(str, options))}")
-        return value
-    if kind is bool:
-        return _expect(isinstance(value, bool), value, "true or false", setting)
-    if kind is int:
-        whole = isinstance(value, float) and value.is_integer()
-        _expect(
-            whole or (isinstance(value, int) and not isinstance(value, bool)),
-            value,
-            "a whole number",
-            setting,
-        )
-        return int(value)
-    if kind is float:
-        _expect(isinstance(value, int | float) and not isinstance(value, bool), value, "a number", setting)
-        _expect(not math.isnan(value), value, "a number", setting)
-        return float(value)
-    if kind is str:
-        return _expect(isinstance(value, str), value, "a text", setting)
-    return value
-
-
-def _expect(ok: bool, value: Any, what: str, setting: str) -> Any:
-    if not ok:
-        raise Refused(f"{setting}: {value!r} is not {what}; give {what}")
-    return value

@@ -89,7 +89,11 @@ def build_federation(config: Mapping[str, Any]) -> Federation:
     if OWN in node:
         raise Refused("data: this run's data was handed in from Python; hand it in again, as data=...")
     source = str(node.pop("source"))
-    return data_room.load(source, seed=config["seed"], population=config["population"], **node)
+    try:
+        return data_room.load(source, seed=config["seed"], population=config["population"], **node)
+    except Refused as refusal:
+        # The data room speaks of its own settings; a person knows them as data.alpha, data.path, ...
+        raise Refused(f"data.{refusal}" if str(refusal).split(":")[0] in node else str(refusal)) from None
 
 
 def _cohort(settings: Settings, federation: Federation) -> int:

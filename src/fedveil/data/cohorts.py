@@ -1,0 +1,35 @@
+"""Who takes part in a round: drawn from (seed, round) alone, so that every method meets the same clients."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fedveil.core.errors import Refused, one_of
+from fedveil.core.streams import stream
+from fedveil.data.raw import IntArray
+
+SELECTIONS = ("fixed", "poisson")
+
+
+def draw(seed: int, round: int, population: int, cohort: int, selection: str = "fixed") -> IntArray:
+    """The clients of one round, in ascending order.
+
+    ``fixed`` draws exactly ``cohort`` clients without replacement; ``poisson`` takes each client
+    independently with probability ``cohort / population`` (its number is binomial, and may be 0).
+
+    >>> draw(0, 1, population=10, cohort=3)
+    array([7, 8, 9])
+    """
+    one_of("selection", selection, SELECTIONS)
+    for name, value in (("population", population), ("cohort", cohort)):
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+            raise Refused(f"{name}: {value!r} is not allowed; give a whole number from 1 up")
+    if cohort > population:
+        raise Refused(
+            f"cohort: {cohort} clients per round is more than the population of {population}; lower cohort "
+            f"to at most {population}, or raise population"
+        )
+    rng = stream(seed, "cohort", round)
+    # Given how many of the independent coins fall heads, who they are is a uniform draw: no coin per client.
+    count = cohort if selection == "fixed" else int(rng.binomial(population, cohort / population))
+    return np.sort(rng.choice(population, size=count, replace=False, shuffle=False))
