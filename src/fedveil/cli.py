@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -225,6 +226,8 @@ def _list(head: str, rows: dict[str, str], json: Path | None) -> None:
 
 def main() -> None:
     """Run the command; a user's mistake is one sentence and exit code 2, never a traceback."""
+    # Waiting threads sleep instead of spinning; must be said before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except Refused as refusal:

@@ -54,7 +54,8 @@ def test_epochs_are_shown_as_steps():
 
 
 @pytest.mark.parametrize(
-    ("build", "low", "high"), [(logistic, 7850, 7850), (mlp, 101_770, 101_770), (cnn, 18e3, 24e3), (cnn_large, 0.9e6, 1.1e6)]
+    ("build", "low", "high"),
+    [(logistic, 7850, 7850), (mlp, 101_770, 101_770), (cnn, 18e3, 24e3), (cnn_large, 0.9e6, 1.1e6)],
 )
 def test_sizes_and_shapes_on_mnist(build, low, high):
     model = build((1, 28, 28), 10)

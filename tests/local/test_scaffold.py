@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from tests.support import Quadratic, blobs
 
 import fedveil
 from fedveil.runtime.checkpoint import load_progress
 from fedveil.runtime.memory import Memory
-from tests.support import Quadratic, blobs
 
 DIM = 3
 CURVATURE = np.array([0.5, 2.0, 1.0, 4.0])
@@ -27,7 +27,13 @@ def quadratics():
 def train(tmp_path, method, rounds, **settings):
     settings = {"cohort": 4, "steps": STEPS, "batch": DIM, "lr": LR, "dtype": "float64"} | settings
     result = fedveil.run(
-        method=method, data=quadratics(), model=Quadratic(DIM), loss="mse", rounds=rounds, out=tmp_path / "run", **settings
+        method=method,
+        data=quadratics(),
+        model=Quadratic(DIM),
+        loss="mse",
+        rounds=rounds,
+        out=tmp_path / "run",
+        **settings,
     )
     return result, result.model.w.detach().numpy()
 
@@ -98,7 +104,14 @@ def test_a_control_is_the_mean_gradient_along_the_walk(tmp_path):
 def test_unequal_client_sizes(tmp_path):
     """Steps differ by client, so does K·η in every c_k; the server's mean identity still holds."""
     result = fedveil.run(
-        method="scaffold", data=blobs(), model="logistic", rounds=3, cohort=4, local_epochs=2, batch=8, out=tmp_path / "run",
+        method="scaffold",
+        data=blobs(),
+        model="logistic",
+        rounds=3,
+        cohort=4,
+        local_epochs=2,
+        batch=8,
+        out=tmp_path / "run",
         dtype="float64",
     )
     assert result.history[0]["steps"]["min"] < result.history[0]["steps"]["max"]
@@ -111,7 +124,13 @@ def test_unequal_client_sizes(tmp_path):
 def test_weighted_controls(tmp_path, weights):
     data = blobs()
     result = fedveil.run(
-        f"method.weights={weights}", method="scaffold", data=data, model="logistic", rounds=3, cohort=4, dtype="float64",
+        f"method.weights={weights}",
+        method="scaffold",
+        data=data,
+        model="logistic",
+        rounds=3,
+        cohort=4,
+        dtype="float64",
         out=tmp_path / "run",
     )
     server, memory = memories(result, result.objective.layout.dim)

@@ -2,18 +2,18 @@
 
 import pytest
 import torch
+from benchmarks.fedavg_loop import hand_written
+from tests.support import blobs
 from torch import nn
 from torch.nn import functional as F
 
 import fedveil
 import fedveil.runtime.config
 import fedveil.runtime.prepare
-from benchmarks.fedavg_loop import hand_written
 from fedveil.core.flat import Layout
 from fedveil.core.streams import torch_seed
 from fedveil.local.batches import Batching
 from fedveil.local.models import mlp
-from tests.support import blobs
 
 
 def model(seed, data, **kw):
@@ -25,7 +25,9 @@ def model(seed, data, **kw):
 def test_fedavg_equals_the_hand_written_loop_bit_for_bit(tmp_path, seed):
     data = blobs(clients=6)
     settings = {"rounds": 4, "cohort": 3, "lr": 0.2, "seed": seed}
-    result = fedveil.run(data=data, model="mlp", batch=8, local_epochs=2, engine="sequential", out=tmp_path / "r", **settings)
+    result = fedveil.run(
+        data=data, model="mlp", batch=8, local_epochs=2, engine="sequential", out=tmp_path / "r", **settings
+    )
     plain = hand_written(data, model(seed, data), batching=Batching(8, None, 2), **settings)
     ours = list(result.model.parameters())
     assert all(torch.equal(a, b) for a, b in zip(ours, plain, strict=True))
@@ -34,7 +36,15 @@ def test_fedavg_equals_the_hand_written_loop_bit_for_bit(tmp_path, seed):
 def test_momentum_and_weight_decay_are_those_of_torch(tmp_path):
     data = blobs(clients=1)
     result = fedveil.run(
-        data=data, model="mlp", rounds=1, batch=4, local_epochs=3, lr=0.05, momentum=0.9, weight_decay=0.01, out=tmp_path / "r"
+        data=data,
+        model="mlp",
+        rounds=1,
+        batch=4,
+        local_epochs=3,
+        lr=0.05,
+        momentum=0.9,
+        weight_decay=0.01,
+        out=tmp_path / "r",
     )
     reference = model(0, data)
     optimiser = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
@@ -70,7 +80,6 @@ def test_a_client_with_dropout_draws_from_its_own_stream(tmp_path):
         ctx = fedveil.core.stage.Context(1, training.objective.layout, clients, [None] * len(clients))
         return training.engine.train(training.method, server, None, ctx).delta.value
 
-
     assert torch.equal(moves([0, 1, 2])[2], moves([2])[0])
 
 
@@ -82,7 +91,9 @@ def test_batch_statistics_are_averaged_with_the_weights(tmp_path):
     layout = Layout.of_buffers(result.model)
     assert layout.names == ("1.running_mean", "1.running_var")
     assert float(dict(result.model.named_buffers())["1.running_mean"].abs().max()) > 0
-    again = fedveil.load(tmp_path / "r", model=nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)))
+    again = fedveil.load(
+        tmp_path / "r", model=nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    )
     assert torch.equal(again.outputs(data.test.x), result.outputs(data.test.x))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ class Terminal:
         self.bar: Progress | None = None
         self.every = 1
         self.last: dict[str, Any] = {}
+        self.recent: deque[float] = deque(maxlen=10)
 
     def opened(self, training: Training, folder: Folder, done: int, notes: Sequence[str]) -> None:
         """Print what is about to happen and start the bar."""
@@ -59,11 +61,12 @@ class Terminal:
     def round(self, record: dict[str, Any]) -> None:
         """Show the newest accuracy, loss and (once there is one) epsilon."""
         self.last |= {k: record[k] for k in ("accuracy", "loss", "epsilon") if record.get(k) is not None}
+        self.recent.append(record["seconds"])
         words = _words(self.last)
         if self.bar is not None:
             self.bar.update(self.task, completed=record["round"], description=words)
         elif record["round"] % self.every == 0 or record["round"] == self.total:
-            left = (self.total - record["round"]) * record["seconds"]
+            left = (self.total - record["round"]) * sum(self.recent) / len(self.recent)
             self.console.print(
                 f"round {record['round']}/{self.total}  {words}  {left:.0f} s left",
                 highlight=False,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -51,7 +52,7 @@ def train(
     training: Training, folder: Folder, *, resume: bool = False, listeners: Sequence[Listener] = ()
 ) -> tuple[Progress, Record]:
     """Run (or go on with) all rounds, saving as it goes; returns where it ended and the summary."""
-    with folder.locked(), torch.random.fork_rng(devices=[]):
+    with folder.locked(), torch.random.fork_rng(devices=[]), _threads(training.threads):
         progress, notes = _begin(training, folder, resume)
         saved = progress.round
         for listener in listeners:
@@ -75,6 +76,16 @@ def train(
             for listener in listeners:
                 listener.closed(summary)
     return progress, summary
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _begin(training: Training, folder: Folder, resume: bool) -> tuple[Progress, list[str]]:
@@ -215,6 +226,7 @@ def _finish(training: Training, progress: Progress, folder: Folder) -> Record:
         "seconds_per_round": progress.seconds / max(progress.round, 1),
         "engine": training.engine.name,
         "engine_reason": training.engine_reason,
+        "threads": training.threads,
         "input_shape": list(training.federation.input_shape),
         "classes": training.federation.classes,
         "parameters": objective.layout.dim,

@@ -23,6 +23,8 @@ from fedveil.runtime.build import build
 from fedveil.runtime.settings import Settings
 
 COHORT = 10
+SMALL = 500_000
+"""Parameters below which one thread is the default."""
 OWN = "own"
 """Marks a part in ``config.yaml`` that was handed in from Python and is no setting."""
 
@@ -44,6 +46,17 @@ class Training:
     def sizes(self) -> Tensor:
         """Training examples of every client."""
         return torch.tensor(self.federation.sizes)
+
+    @property
+    def threads(self) -> int:
+        """Torch threads: what was asked for, or one for a small model.
+
+        Small models gain little from a second thread, and where something else keeps a core busy the threads
+        wait for each other: measured, a 20 k CNN step took 2.6 ms with one thread and 300 ms with two.
+        """
+        if self.settings.threads is not None:
+            return self.settings.threads
+        return 1 if self.objective.layout.dim < SMALL else torch.get_num_threads()
 
     @property
     def opening(self) -> list[str]:
@@ -68,8 +81,6 @@ def prepare(
 ) -> Training:
     """Build the parts that the configuration names, except those that are handed in ready-made."""
     settings = Settings.read(config)
-    if settings.threads is not None:
-        torch.set_num_threads(settings.threads)
     federation = data if data is not None else build_federation(config)
     cohort = _cohort(settings, federation)
     recipe = method if method is not None else build_method(config, settings)
