@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tests.support import blobs
 
 import fedveil
 from fedveil.core.method import Method
@@ -11,7 +12,6 @@ from fedveil.runtime.build import build
 from fedveil.runtime.config import options, resolve
 from fedveil.runtime.prepare import build_method
 from fedveil.runtime.settings import Settings
-from tests.support import blobs
 
 METHODS = [name for name in options("method") if name != "custom"]
 AGGREGATORS = options("aggregate")

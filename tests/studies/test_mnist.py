@@ -1,9 +1,9 @@
 """MNIST at the scale that papers report; minutes, so behind the slow marker."""
 
 import pytest
+from tests.support import DATA
 
 import fedveil
-from tests.support import DATA
 
 pytestmark = [
     pytest.mark.slow,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
@@ -49,13 +50,19 @@ class Method:
     on_mean: Chain = field(default_factory=chain)
     weights: Weights = "uniform"
     private: bool = field(init=False)
+    local_privacy: bool = field(init=False)
+    """Every upload has passed a mechanism before it leaves the client: private towards the server as well."""
 
     def __post_init__(self) -> None:
         for f in fields(self):
             if f.name.startswith("on_") and not isinstance(getattr(self, f.name), Chain):
                 object.__setattr__(self, f.name, chain(getattr(self, f.name)))
         one_of(f"{self.name}.weights", self.weights, ("uniform", "examples"))
-        object.__setattr__(self, "private", bool(self.check()))
+        self._check_views()
+        self._check_slots()
+        releases, local = self.rehearse(_DUMMY)
+        object.__setattr__(self, "private", bool(releases))
+        object.__setattr__(self, "local_privacy", local)
 
     def weigh(self, sizes: Tensor) -> Tensor:
         """Weights of the uploads of clients with these numbers of examples; they sum to one (float64)."""
@@ -68,24 +75,25 @@ class Method:
             return float(cohort.sum() / population.sum())
         return len(cohort) / len(population)
 
-    def check(self) -> list[Release]:
-        """Push a dummy cohort through every slot; refuse parts that do not fit, and return what was released."""
-        self._check_views()
-        self._check_slots()
-        layout = Layout(("matrix", "vector"), ((4, 3), (12,)))
-        rows, w = 2, torch.zeros(layout.dim)
+    def rehearse(
+        self, layout: Layout, cohort: int = 1, known: Mapping[str, Tensor] | None = None
+    ) -> tuple[list[Release], bool]:
+        """Push a dummy client through every slot, refuse parts that do not fit; what it released, and whether
+        every upload had passed a mechanism before it left the client. The mean is
+        over ``cohort`` clients alike; ``known`` is what stages remember by now.
+        """
+        w = torch.zeros(layout.dim)
         server = self.local.start(w)
-        memory = torch.zeros(rows, layout.dim) if self.local.remembers else None
-        ctx = Context(0, layout, range(rows), [stream(0, "check", i) for i in range(rows)])
-        gradient = torch.linspace(-1, 1, rows * layout.dim).view(rows, layout.dim)
+        memory = torch.zeros(1, layout.dim) if self.local.remembers else None
+        own, servers = stream(0, "rehearsal"), stream(0, "rehearsal", "server")
+        ctx = Context(0, layout, [0], [own], memory=dict(known or {}), server=servers)
+        gradient = torch.linspace(-1, 1, layout.dim)[None, :]
         first = self.on_step.per_sample
-        step = self.on_step(first.summed(gradient) if first else Signal(gradient), ctx.at("on_step"))
-        travel = torch.ones(rows, 1)
-        moves = Moves((step * -1.0).unbounded(), travel, torch.ones(rows), torch.zeros(rows))
         try:
+            step = self.on_step(first.summed(gradient) if first else Signal(gradient), ctx.at("on_step"))
+            moves = Moves((step * -1.0).unbounded(), torch.ones(1, 1), torch.ones(1), torch.zeros(1))
             uploads, _ = depart(self, moves, memory, server, ctx)
-            at_server = Context(0, layout, [None], [stream(0, "check")], releases=ctx.releases)
-            arrive(self, uploads, torch.full((rows,), 10), 1.0, server, at_server)
+            arrive(self, uploads, torch.full((1,), 1.0 / cohort), 1.0, server, ctx.at_server())
         except Refused:
             raise
         except ValueError as problem:
@@ -95,7 +103,13 @@ class Method:
                 f"{self.name}: weights by private example counts are not covered by the noise of a private "
                 "method; set weights=uniform"
             )
-        return ctx.releases
+        local = all(upload.released for upload in uploads.values())
+        if local and any(r.client is None and r.slot != "on_mean" for r in ctx.releases):
+            raise Refused(
+                f"{self.name}: a stage with memory tells the server about single clients without noise, which the "
+                "clients' own noise does not cover; use a fixed clip, or noise at on_mean"
+            )
+        return ctx.releases, local
 
     def _check_views(self) -> None:
         if self.aggregate.needs not in self.transport.reveals:
@@ -117,6 +131,9 @@ class Method:
                         f"{self.name}: {_name(stage)} looks at single examples and stands at {slot}; "
                         "put it first in on_step"
                     )
+
+
+_DUMMY = Layout(("matrix", "vector"), ((4, 3), (12,)))
 
 
 def _name(part: object) -> str:

@@ -48,9 +48,8 @@ def depart(
     return uploads, memory
 
 
-def arrive(method: Method, uploads: Uploads, sizes: Tensor, share: float, server: State, ctx: Context) -> Arrival:
+def arrive(method: Method, uploads: Uploads, weights: Tensor, share: float, server: State, ctx: Context) -> Arrival:
     """The server's half: open, aggregate, ``on_mean``, absorb; ``ctx`` has the server's single row."""
-    weights = method.weigh(sizes)
     delivery = method.transport.carry({name: s.value for name, s in uploads.items()}, weights)
     mean = {
         name: method.aggregate(replace(uploads[name], value=value), weights) for name, value in delivery.uploads.items()
@@ -66,4 +65,4 @@ def arrive(method: Method, uploads: Uploads, sizes: Tensor, share: float, server
     after = method.local.absorb(server, mean, share)
     if BUFFERS in mean:
         after[BUFFERS] = server[BUFFERS] + mean[BUFFERS].value[0]
-    return Arrival(after, mean, delivery.bytes_up)
+    return Arrival(after | ctx.memory, mean, delivery.bytes_up)

@@ -39,7 +39,8 @@ class Context:
     """What a stage may look at besides its input: where it stands, whose rows these are, and their randomness.
 
     ``streams`` holds one generator per row, owned by (round, client) or (round, server); a stage that draws
-    numbers for row i takes them from ``streams[i]`` and from nowhere else.
+    numbers for row i takes them from ``streams[i]`` and from nowhere else. ``server`` is the stream of what the
+    server draws. ``memory`` is what stages remember between rounds, made of released values only.
     """
 
     round: int
@@ -49,10 +50,17 @@ class Context:
     slot: Slot = "on_step"
     channel: str = "move"
     releases: list[Release] = field(default_factory=list)
+    memory: dict[str, Tensor] = field(default_factory=dict)
+    server: np.random.Generator | None = None
 
     def at(self, slot: Slot) -> Context:
         """The same context at another slot, writing to the same list of releases."""
         return replace(self, slot=slot)
+
+    def at_server(self) -> Context:
+        """The server's side of the same round: one row, the server's own stream."""
+        assert self.server is not None
+        return replace(self, clients=[None], streams=[self.server], slot="on_mean")
 
     def row(self, i: int) -> Context:
         """The context of one row alone."""
@@ -64,6 +72,19 @@ class Stage(Protocol):
 
     def __call__(self, signal: Signal, ctx: Context) -> Signal:
         """Transform all rows at once."""
+        ...
+
+
+@runtime_checkable
+class Remembering(Protocol):
+    """A stage with memory: it learns from released values of one round what it does in the next."""
+
+    def init(self) -> Tensor:
+        """What it knows before the first round."""
+        ...
+
+    def apply(self, memory: Tensor, signal: Signal, ctx: Context) -> tuple[Tensor, Signal]:
+        """Transform all rows at once, and say what to remember."""
         ...
 
 
@@ -88,18 +109,23 @@ class PerSample(Protocol):
 class Chain:
     """Stages that run from left to right; a chain of nothing changes nothing."""
 
-    stages: tuple[Stage | PerSample, ...] = ()
+    stages: tuple[Stage | PerSample | Remembering, ...] = ()
 
     def __call__(self, signal: Signal, ctx: Context) -> Signal:
         """Run the stages that work on whole rows (a leading per-sample stage is the engine's to run)."""
-        for stage in self.whole:
-            signal = stage(signal, ctx)
+        for i, stage in enumerate(self.whole):
+            if isinstance(stage, Remembering):
+                key = f"{ctx.slot}.{i}"
+                known = ctx.memory[key] if key in ctx.memory else stage.init()
+                ctx.memory[key], signal = stage.apply(known, signal, ctx)
+            else:
+                signal = stage(signal, ctx)
         return signal
 
     def __len__(self) -> int:
         return len(self.stages)
 
-    def __iter__(self) -> Iterator[Stage | PerSample]:
+    def __iter__(self) -> Iterator[Stage | PerSample | Remembering]:
         return iter(self.stages)
 
     @property
@@ -109,18 +135,18 @@ class Chain:
         return first if isinstance(first, PerSample) else None
 
     @property
-    def whole(self) -> tuple[Stage, ...]:
+    def whole(self) -> tuple[Stage | Remembering, ...]:
         """The stages that work on one row per client."""
         return self.stages[1:] if self.per_sample else self.stages  # type: ignore[return-value]
 
 
-def chain(*stages: Stage | PerSample | Chain) -> Chain:
+def chain(*stages: Stage | PerSample | Remembering | Chain) -> Chain:
     """Put stages one after another; chains inside are laid flat, so that grouping never matters.
 
     >>> len(chain(chain(), chain(chain())))
     0
     """
-    flat: list[Stage | PerSample] = []
+    flat: list[Stage | PerSample | Remembering] = []
     for stage in stages:
         if isinstance(stage, Chain):
             flat.extend(stage.stages)

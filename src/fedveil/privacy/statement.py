@@ -8,12 +8,28 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from fedveil.core.signal import Unit
-from fedveil.core.stage import Release
+from fedveil.privacy.claims import OBSERVERS, UNITS, Accounts, Observer
+from fedveil.privacy.events import Poisson, Sampling, WithoutReplacement
+from fedveil.privacy.ledger import Entry, Line
 
 Status = Literal["proved", "nominal", "none"]
 
-OBSERVERS = ("server", "public")
-UNITS: tuple[Unit, ...] = ("record", "client")
+HEADS = ("observer", "unit", "epsilon", "delta", "status", "mechanism", "sampling", "accountant")
+
+ADJACENCY = {
+    "zero_out": "Neighbours (zero_out): one unit's gradient or move is replaced by zero; data-set sizes, the cohort's "
+    "size and who takes part are public and unchanged.",
+    "add_remove": "Neighbours (add_remove): one unit comes or goes.",
+    "replace": "Neighbours (replace): one unit is exchanged for any other; this doubles the sensitivity.",
+}
+NOT_COVERED = (
+    "Not covered: accuracies and losses that were measured on private data and printed, data-set sizes, who took "
+    "part, and the choice of settings by looking at results of other runs."
+)
+SEEDED = (
+    "The noise was drawn from the run's seed (privacy.rng=seeded): whoever knows the seed can subtract it. Set "
+    "privacy.rng=secure for data that matters."
+)
 
 
 @dataclass(frozen=True)
@@ -28,6 +44,7 @@ class Row:
     mechanism: str
     sampling: str
     accountant: str
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,27 +55,32 @@ class Statement:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, releases: Sequence[Release], notes: Sequence[str] = ()) -> Statement:
-        """The statement that these releases support; nothing is claimed for what no accountant has covered."""
-        names = sorted({r.mechanism for r in releases})
-        mechanism = f"{', '.join(names)} (not accounted)" if names else "none"
-        rows = tuple(
-            Row(observer, unit, math.inf, None, "none", mechanism, "none", "none")
-            for observer in OBSERVERS
-            for unit in UNITS
-        )
-        return cls(rows, tuple(notes))
+    def of(
+        cls, accounts: Accounts, entries: Sequence[Entry], notes: Sequence[str] = (), *, rng: str = "secure"
+    ) -> Statement:
+        """The statement that these accounts support, one row for each observer and unit."""
+        lines = [line for entry in entries for line in entry.lines]
+        if not lines:
+            return cls(tuple(_nothing(o, u) for o in OBSERVERS for u in UNITS), tuple(notes))
+        rows = tuple(_row(accounts, lines, observer, unit) for observer in OBSERVERS for unit in UNITS)
+        remarks = [ADJACENCY[accounts.adjacency], NOT_COVERED]
+        if rng == "seeded":
+            remarks.append(SEEDED)
+        lost = sorted({e.round for e in entries if e.status == "interrupted"})
+        if lost:
+            remarks.append(f"Interrupted rounds that were charged and ran again: {', '.join(map(str, lost))}.")
+        return cls(rows, (*remarks, *notes))
 
     def headline(self) -> str:
         """The statement in one line.
 
-        >>> Statement.of([]).headline()
+        >>> Statement.of(Accounts(delta=1e-5, local=False), []).headline()
         'no privacy is claimed (server, public: none)'
         """
         claims = [r for r in self.rows if r.status == "proved"]
         if not claims:
             return f"no privacy is claimed ({', '.join(dict.fromkeys(r.observer for r in self.rows))}: none)"
-        return "; ".join(f"({r.epsilon:.2f}, {r.delta:g})-DP per {r.unit} towards {r.observer}, proved" for r in claims)
+        return "; ".join(f"({r.epsilon:.3g}, {r.delta:g})-DP per {r.unit} towards {r.observer}, proved" for r in claims)
 
     def to_json(self) -> dict[str, Any]:
         """A mapping for ``statement.json``; an infinite epsilon is null."""
@@ -73,11 +95,11 @@ class Statement:
 
     def to_markdown(self) -> str:
         """A table for ``statement.md``."""
-        head = ["observer", "unit", "epsilon", "delta", "status", "mechanism", "sampling", "accountant"]
-        lines = ["# Privacy statement", "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+        lines = ["# Privacy statement", "", "| " + " | ".join(HEADS) + " |", "|" + " --- |" * len(HEADS)]
         lines += ["| " + " | ".join(cells(r)) + " |" for r in self.rows]
-        lines += ["", *(f"- {note}" for note in self.notes)]
-        return "\n".join(lines) + "\n"
+        lines += ["", *(f"- {r.observer}, {r.unit}: {r.note}" for r in self.rows if r.note)]
+        lines += [f"- {note}" for note in self.notes]
+        return "\n".join(lines).rstrip() + "\n"
 
 
 def cells(row: Row) -> list[str]:
@@ -85,3 +107,49 @@ def cells(row: Row) -> list[str]:
     epsilon = f"{row.epsilon:.3f}" if math.isfinite(row.epsilon) else "infinite"
     delta = "-" if row.delta is None else f"{row.delta:g}"
     return [row.observer, row.unit, epsilon, delta, row.status, row.mechanism, row.sampling, row.accountant]
+
+
+def _nothing(observer: str, unit: Unit, note: str = "") -> Row:
+    return Row(observer, unit, math.inf, None, "none", "none", "none", "none", note)
+
+
+def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Unit) -> Row:
+    epsilon = accounts.tight(observer, unit)
+    if not math.isfinite(epsilon):
+        return _nothing(observer, unit, _why_not(accounts, observer, unit))
+    counted = [x for x in lines if (x.clients is not None) == accounts.local]
+    mechanisms = dict.fromkeys(f"{x.release.mechanism} ({x.release.unit})" for x in counted)
+    samplings = dict.fromkeys(_words(x.sampling, x.release.unit) for x in counted)
+    spread = accounts.spread(unit)
+    note = ""
+    if spread is not None:
+        note = (
+            f"the worst of {spread.clients} clients that released anything; by rdp they range from {spread.least:.3g} "
+            f"over {spread.median:.3g} (median) to {spread.worst:.3g}"
+        )
+    return Row(
+        observer,
+        unit,
+        epsilon,
+        accounts.delta,
+        "proved",
+        ", ".join(mechanisms),
+        "; ".join(samplings),
+        accounts.accountant,
+        note,
+    )
+
+
+def _why_not(accounts: Accounts, observer: str, unit: str) -> str:
+    if not accounts.local and observer == "server":
+        return "the server sees uploads before any noise"
+    return "records are protected one by one; nothing bounds what all records of a client do together"
+
+
+def _words(sampling: Sampling, unit: Unit) -> str:
+    whose = "records" if unit == "record" else "clients"
+    if isinstance(sampling, Poisson):
+        return f"Poisson {whose}, rate {sampling.rate:.4g}"
+    if isinstance(sampling, WithoutReplacement):
+        return f"{sampling.size} of {sampling.population} {whose} without replacement"
+    return "none"

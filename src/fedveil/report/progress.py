@@ -85,6 +85,10 @@ def _words(scores: dict[str, Any]) -> str:
         words.append(f"accuracy {scores['accuracy']:.4f}")
     if "loss" in scores:
         words.append(f"loss {scores['loss']:.4f}")
+    if "epsilon" in scores:
+        spent = scores["epsilon"]
+        budget = "" if spent["budget"] is None else f" of {spent['budget']:g}"
+        words.append(f"epsilon {spent['epsilon']:.3f}{budget} ({spent['unit']}, {spent['observer']})")
     return "  ".join(words)
 
 

@@ -95,6 +95,11 @@ class Folder:
         return self.path / "clients.json"
 
     @property
+    def ledger(self) -> Path:
+        """Every release, charged before it happened; one line per round."""
+        return self.path / "ledger.jsonl"
+
+    @property
     def statement(self) -> Path:
         """The privacy statement; the same as a table stands in ``statement.md``."""
         return self.path / "statement.json"

@@ -13,14 +13,15 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from fedveil.core.errors import Refused
 from fedveil.core.flat import read_buffers
 from fedveil.core.parts import Moves, State
 from fedveil.core.round import BUFFERS, arrive, depart
 from fedveil.core.stage import Context
-from fedveil.core.streams import stream
 from fedveil.data.cohorts import draw
 from fedveil.local.engine import Diverged
-from fedveil.privacy.statement import Statement
+from fedveil.privacy.ledger import Line
+from fedveil.runtime.accounting import Bookkeeper
 from fedveil.runtime.checkpoint import Progress, load_progress, save_progress
 from fedveil.runtime.evaluate import accuracy_by_client, spread, test_scores
 from fedveil.runtime.folder import Folder, write_bytes, write_json
@@ -54,13 +55,22 @@ def train(
     """Run (or go on with) all rounds, saving as it goes; returns where it ended and the summary."""
     with folder.locked(), torch.random.fork_rng(devices=[]), _threads(training.threads):
         progress, notes = _begin(training, folder, resume)
+        books = Bookkeeper(training, folder, progress.round)
         saved = progress.round
         for listener in listeners:
             listener.opened(training, folder, progress.round, notes)
         summary = None
         try:
             while progress.round < training.settings.rounds and progress.stopped is None:
-                after, record = _round(training, progress)
+                cohort = _cohort(training, progress.round + 1)
+                lines = books.plan(cohort, progress.server)
+                progress.stopped = books.afford(lines)
+                if progress.stopped:
+                    if progress.round == 0:
+                        raise Refused(f"privacy.epsilon: {progress.stopped}; allow more, or add more noise")
+                    break
+                books.charge(progress.round + 1, lines)
+                after, record = _round(training, progress, books, cohort, lines)
                 with undivided():
                     _commit(progress, after, training.settings.stop)
                     folder.append_event(record)
@@ -69,7 +79,7 @@ def train(
                         saved = progress.round
                 for listener in listeners:
                     listener.round(record)
-            summary = _finish(training, progress, folder)
+            summary = _finish(training, progress, folder, books)
         finally:
             if saved < progress.round:
                 save_progress(folder.checkpoint, progress)
@@ -115,25 +125,37 @@ class _After:
     accuracy: float | None
 
 
-def _round(training: Training, progress: Progress) -> tuple[_After, Record]:
+def _cohort(training: Training, number: int) -> list[int]:
+    settings, population = training.settings, training.federation.population
+    return draw(settings.seed, number, population, training.cohort, settings.selection).tolist()  # type: ignore[no-any-return]
+
+
+def _round(
+    training: Training, progress: Progress, books: Bookkeeper, cohort: list[int], lines: Sequence[Line]
+) -> tuple[_After, Record]:
     """Compute one round; ``progress`` stays as it is, so that an interrupt loses no more than this round."""
     started = time.perf_counter()
-    settings, method, federation = training.settings, training.method, training.federation
+    settings, method = training.settings, training.method
     number, server = progress.round + 1, progress.server
-    cohort = draw(settings.seed, number, federation.population, training.cohort, settings.selection).tolist()
     record: Record = {"round": number, "clients": cohort, "bytes_up": 0, "bytes_down": 0}
-    record |= dict.fromkeys(("train_loss", "move_norm", "steps", "accuracy", "loss", "client_accuracy", "epsilon"))
+    record |= dict.fromkeys(("train_loss", "move_norm", "steps", "accuracy", "loss", "client_accuracy"))
     memory = None
     if cohort:
         held = progress.memory.gather(cohort) if method.local.remembers else None
-        streams = [stream(settings.seed, "noise", number, k) for k in cohort]
-        ctx = Context(number, training.objective.layout, cohort, streams)
+        ctx = Context(
+            number,
+            training.objective.layout,
+            cohort,
+            books.noise(number, cohort),
+            memory=books.remembered(server),
+            server=books.server_noise(number),
+        )
         moves = training.engine.train(method, server, method.local.drift(held, server), ctx)
         uploads, memory = depart(method, moves, held, server, ctx)
-        own = [stream(settings.seed, "server noise", number)]
-        at_server = Context(number, ctx.layout, [None], own, releases=ctx.releases)
         sizes = training.sizes[cohort]
-        arrival = arrive(method, uploads, sizes, method.share(sizes, training.sizes), server, at_server)
+        share = method.share(sizes, training.sizes)
+        arrival = arrive(method, uploads, method.weigh(sizes), share, server, ctx.at_server())
+        books.check(lines, ctx.releases)
         down = len(cohort) * sum(v.numel() * v.element_size() for v in server.values())
         record |= _measures(moves) | {"bytes_up": arrival.bytes_up, "bytes_down": down}
         server = arrival.server
@@ -142,6 +164,7 @@ def _round(training: Training, progress: Progress) -> tuple[_After, Record]:
     if number == settings.rounds or number % settings.evaluate.every == 0:
         record |= test_scores(training, server)
         record["client_accuracy"] = spread(accuracy_by_client(training, server))
+    record["epsilon"] = books.spent()
     record["seconds"] = time.perf_counter() - started
     return _After(server, cohort, memory, record["seconds"], record["accuracy"]), record
 
@@ -189,16 +212,14 @@ def _client_facts(training: Training) -> Record:
     }
 
 
-def statement_of(training: Training, progress: Progress) -> Statement:
-    """The privacy statement of what has run so far."""
-    notes = []
-    if training.settings.stop.wanted:
-        declared = "was declared public" if training.settings.stop.public_test else "was used"
-        notes.append(f"The test set {declared} to decide when to stop.")
-    return Statement.of([], notes)
+def _notes(training: Training) -> list[str]:
+    if not training.settings.stop.wanted:
+        return []
+    declared = "was declared public" if training.settings.stop.public_test else "was used"
+    return [f"The test set {declared} to decide when to stop."]
 
 
-def _finish(training: Training, progress: Progress, folder: Folder) -> Record:
+def _finish(training: Training, progress: Progress, folder: Folder, books: Bookkeeper) -> Record:
     objective, server = training.objective, progress.server
     model = {k: v.contiguous().cpu() for k, v in objective.layout.named(server["w"]).items()}
     if objective.buffers.dim:
@@ -207,7 +228,7 @@ def _finish(training: Training, progress: Progress, folder: Folder) -> Record:
     by_client = accuracy_by_client(training, server)
     accuracies = None if by_client is None else [None if a != a else round(a, 6) for a in by_client.tolist()]
     write_json(folder.clients, _client_facts(training) | {"accuracy": accuracies})
-    statement = statement_of(training, progress)
+    statement = books.statement(_notes(training))
     write_json(folder.statement, statement.to_json())
     write_bytes(folder.statement.with_suffix(".md"), statement.to_markdown().encode())
     scores = test_scores(training, server)
@@ -234,6 +255,8 @@ def _finish(training: Training, progress: Progress, folder: Folder) -> Record:
         "cohort": training.cohort,
         "seed": training.settings.seed,
         "model_hash": hashlib.blake2b(server["w"].cpu().numpy().tobytes(), digest_size=16).hexdigest(),
+        "epsilon": books.spent(),
+        "rounds_left": books.rounds_left(),
         "statement": statement.headline(),
         "folder": str(folder.path),
     }

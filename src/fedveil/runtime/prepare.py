@@ -197,6 +197,11 @@ def _try_out(module: nn.Module, input_shape: tuple[int, ...], classes: int) -> N
 
 def _refuse_leaks(settings: Settings, method: Method, federation: Federation, objective: Objective) -> None:
     if not method.private:
+        if settings.privacy.epsilon is not None:
+            raise Refused(
+                f"privacy.epsilon: {method.name} has no privacy mechanism, so that no budget can hold; "
+                "choose a private method, or leave the budget out"
+            )
         return
     if objective.buffers.dim:
         raise Refused(
@@ -207,6 +212,11 @@ def _refuse_leaks(settings: Settings, method: Method, federation: Federation, ob
         raise Refused(
             f"data.scaling: {federation.private_statistics}, which {method.name} does not protect; "
             "scale by public bounds"
+        )
+    if settings.selection == "poisson" and not method.local_privacy:
+        raise Refused(
+            f"selection: under poisson the number of clients is not fixed, but {method.name} adds noise to a mean over "
+            "those who came; use selection=fixed"
         )
     if settings.stop.wanted and not settings.stop.public_test:
         raise Refused(

@@ -8,9 +8,12 @@ from typing import Any, Literal
 
 import torch
 
-from fedveil.core.errors import Refused, fraction, not_negative, positive
+from fedveil.core.errors import Refused, fraction, not_negative, one_of, positive
 from fedveil.local.batches import Batching
 from fedveil.local.objective import Sgd
+from fedveil.privacy.accountants import ACCOUNTANTS
+from fedveil.privacy.events import Adjacency
+from fedveil.privacy.rng import Rng
 from fedveil.runtime.build import call
 
 GROUPS = ("method", "data", "model", "aggregate", "transport", "runtime")
@@ -57,6 +60,25 @@ class Stop:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Privacy:
+    """The budget, and how it is counted."""
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    unit: Literal["record", "client"] | None = None
+    accountant: str = "rdp"
+    adjacency: Adjacency = "zero_out"
+    rng: Rng = "seeded"
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None:
+            positive(**{"privacy.epsilon": self.epsilon})
+        if not 0 < self.delta < 1:
+            raise Refused(f"privacy.delta: {self.delta} is outside (0, 1); give a small probability, such as 1e-5")
+        one_of("privacy.accountant", self.accountant, ACCOUNTANTS)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """Checked values of the top-level settings; see conf/config.yaml for their meaning."""
 
@@ -81,6 +103,7 @@ class Settings:
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     stop: Stop = field(default_factory=Stop)
+    privacy: Privacy = field(default_factory=Privacy)
 
     def __post_init__(self) -> None:
         positive(rounds=self.rounds, lr=self.lr, server_lr=self.server_lr)
@@ -95,7 +118,7 @@ class Settings:
     def read(cls, config: Mapping[str, Any]) -> Settings:
         """The settings of a resolved configuration."""
         own = {k: v for k, v in config.items() if k not in (*GROUPS, "out", "overrides", "version")}
-        for name, kind in (("evaluate", Evaluate), ("checkpoint", Checkpoint), ("stop", Stop)):
+        for name, kind in (("evaluate", Evaluate), ("checkpoint", Checkpoint), ("stop", Stop), ("privacy", Privacy)):
             own[name] = call(kind, name, own.get(name, {}), {})
         settings = call(cls, "", own, {})
         assert isinstance(settings, cls)

@@ -1,0 +1,300 @@
+"""A run with a mechanism: charged before it releases, stopped by its budget, stated as the ledger has it."""
+
+import math
+
+import orjson
+import pytest
+import torch
+from dp_accounting import dp_event
+from dp_accounting.rdp import rdp_privacy_accountant
+from tests.support import blobs
+
+import fedveil
+from fedveil.aggregate.mean import Mean
+from fedveil.core.errors import Refused
+from fedveil.core.method import Method
+from fedveil.core.stage import chain
+from fedveil.local.rules import FedAvg, Scaffold
+from fedveil.privacy.adaptive import adaptive_clip
+from fedveil.privacy.clip import clip
+from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.noise import gaussian
+from fedveil.runtime import inline
+from fedveil.transport.plain import Plain
+
+DELTA = 1e-5
+
+
+def local(multiplier=2.0, rule=None):
+    """Each client noises its own clipped move."""
+    return Method(
+        name="local",
+        local=rule or FedAvg(),
+        on_delta=chain(clip(1.0), gaussian(multiplier)),
+        transport=Plain(),
+        aggregate=Mean(),
+    )
+
+
+def central(multiplier=2.0):
+    """The server noises the mean of clipped moves."""
+    return Method(
+        name="central",
+        local=FedAvg(),
+        on_delta=clip(1.0),
+        on_mean=gaussian(multiplier),
+        transport=Plain(),
+        aggregate=Mean(),
+    )
+
+
+def adaptive(multiplier=2.0):
+    """Central noise under a clip that learns its norm; move and count share a cohort and cost one release of z."""
+    stage = adaptive_clip(cohort=4, count_std=1.5, start=0.05, lr=0.5)
+    return Method(
+        name="adaptive",
+        local=FedAvg(),
+        on_delta=stage,
+        on_mean=gaussian(stage.remaining(multiplier)),
+        transport=Plain(),
+        aggregate=Mean(),
+    )
+
+
+def run(folder, method, *overrides, rounds=6, cohort=2, **kw):
+    return fedveil.run(
+        *overrides, method=method, data=blobs(), model="logistic", rounds=rounds, cohort=cohort, out=folder, **kw
+    )
+
+
+def reference(multiplier, times):
+    accountant = rdp_privacy_accountant.RdpAccountant()
+    accountant.compose(dp_event.GaussianDpEvent(multiplier), times)
+    return accountant.get_epsilon(DELTA)
+
+
+def rows(result):
+    return {(r.observer, r.unit): r for r in result.statement.rows}
+
+
+def test_local_noise_protects_clients_and_records_against_the_server(tmp_path):
+    result = run(tmp_path / "r", local())
+    joined = [sum(k in e["clients"] for e in result.history) for k in range(4)]
+    expected = reference(2.0, max(joined))
+    for row in rows(result).values():
+        assert row.status == "proved"
+        assert row.epsilon == pytest.approx(expected, rel=1e-3)
+        assert row.sampling == "none"
+    assert "worst of" in rows(result)["server", "client"].note
+    assert result.history[-1]["epsilon"]["epsilon"] == pytest.approx(expected, rel=1e-3)
+    assert result.history[-1]["epsilon"]["observer"] == "server"
+
+
+def test_central_noise_protects_only_against_the_public(tmp_path):
+    result = run(tmp_path / "r", central())
+    found = rows(result)
+    assert (found["server", "client"].status, found["server", "record"].status) == ("none", "none")
+    assert "before any noise" in found["server", "client"].note
+    claim = found["public", "client"]
+    assert claim.status == "proved"
+    assert claim.sampling == "2 of 4 clients without replacement"
+    assert math.isfinite(claim.epsilon)
+    assert found["public", "record"].epsilon == claim.epsilon
+
+
+def test_the_ledger_is_a_hand_count(tmp_path):
+    result = run(tmp_path / "r", local(rule=Scaffold()), rounds=5)
+    ledger = Ledger.replay(result.folder.ledger)
+    assert [e.round for e in ledger.entries] == [1, 2, 3, 4, 5]
+    for entry, event in zip(ledger.entries, result.history, strict=True):
+        (line,) = entry.lines
+        assert sorted(line.clients) == event["clients"]
+        assert (line.release.count, line.release.unit, line.release.mechanism) == (1, "client", "gaussian")
+        assert (line.release.bound, line.release.noise_std) == (1.0, 2.0)
+        assert (line.release.slot, line.observers) == ("on_delta", ("server", "public"))
+
+
+def test_the_budget_ends_the_run_with_the_last_affordable_model(tmp_path):
+    """Full participation: after t rounds ε is that of t Gaussians; the first t above the budget is not run."""
+    budget = 4.0
+    affordable = next(t for t in range(1, 100) if reference(2.0, t + 1) > budget)
+    result = run(tmp_path / "r", local(), f"privacy.epsilon={budget}", rounds=100, cohort=4)
+    assert result.summary["rounds"] == affordable < 100
+    assert result.summary["rounds_left"] == 0
+    assert "stopped early: the next round would spend epsilon" in result.summary["status"]
+    assert rows(result)["server", "client"].epsilon <= budget
+    shorter = run(tmp_path / "s", local(), rounds=affordable, cohort=4)
+    assert shorter.summary["model_hash"] == result.summary["model_hash"]
+
+
+def test_a_tighter_accountant_affords_more(tmp_path):
+    by = {
+        a: run(tmp_path / a, local(), "privacy.epsilon=4", f"privacy.accountant={a}", rounds=60, cohort=4).summary[
+            "rounds"
+        ]
+        for a in ("rdp", "pld", "basic")
+    }
+    assert by["basic"] < by["rdp"] <= by["pld"]
+
+
+def test_the_budget_holds_across_resumed_runs(tmp_path):
+    whole = run(tmp_path / "whole", local(), "privacy.epsilon=4", rounds=100, cohort=4)
+    run(tmp_path / "r", local(), "privacy.epsilon=4", rounds=3, cohort=4)
+    config = tmp_path / "r/config.yaml"
+    config.write_text(config.read_text().replace("rounds: 3", "rounds: 100"))
+    resumed = fedveil.resume(tmp_path / "r", method=local(), data=blobs())
+    assert resumed.summary["rounds"] == whole.summary["rounds"]
+    assert resumed.summary["model_hash"] == whole.summary["model_hash"]
+    assert resumed.statement == whole.statement
+
+
+class Killed(BaseException):
+    """Stands for a process that is gone."""
+
+
+def killed_in_round(monkeypatch, number):
+    """Die after the round was charged and computed, before anything of it was saved."""
+    commit = inline._commit
+
+    def die(progress, after, stop):
+        if progress.round + 1 == number:
+            raise Killed
+        commit(progress, after, stop)
+
+    monkeypatch.setattr(inline, "_commit", die)
+
+
+@pytest.mark.parametrize("rng", ["seeded", "secure"])
+def test_an_interrupted_round_is_charged_exactly_as_often_as_it_released(tmp_path, monkeypatch, rng):
+    with monkeypatch.context() as patch:
+        killed_in_round(patch, 3)
+        with pytest.raises(Killed):
+            run(tmp_path / "r", local(), f"privacy.rng={rng}", rounds=5, cohort=4)
+    assert [e.round for e in Ledger.replay(tmp_path / "r/ledger.jsonl").entries] == [1, 2, 3], "charged before it ran"
+    result = fedveil.resume(tmp_path / "r", method=local(), data=blobs())
+    entries = Ledger.replay(tmp_path / "r/ledger.jsonl").entries
+    if rng == "seeded":
+        assert [(e.round, e.status) for e in entries] == [(r, "charged") for r in range(1, 6)]
+        assert result.summary["model_hash"] == run(tmp_path / "s", local(), rounds=5, cohort=4).summary["model_hash"]
+        charged = 5
+    else:
+        assert [(e.round, e.status) for e in entries][2:4] == [(3, "interrupted"), (3, "charged")]
+        assert any("Interrupted rounds" in n for n in result.statement.notes)
+        charged = 6
+    assert rows(result)["server", "client"].epsilon == pytest.approx(reference(2.0, charged), rel=1e-3)
+
+
+def test_secure_noise_differs_from_run_to_run_and_seeded_noise_does_not(tmp_path):
+    hashes = {
+        rng: [
+            run(tmp_path / f"{rng}{i}", local(), f"privacy.rng={rng}", rounds=2).summary["model_hash"] for i in (0, 1)
+        ]
+        for rng in ("seeded", "secure")
+    }
+    assert hashes["seeded"][0] == hashes["seeded"][1]
+    assert hashes["secure"][0] != hashes["secure"][1]
+
+
+def test_the_statement_says_what_is_not_covered(tmp_path):
+    result = run(tmp_path / "r", local())
+    text = (tmp_path / "r/statement.md").read_text()
+    assert "Not covered: accuracies" in text
+    assert "privacy.rng=seeded" in text
+    assert "zero_out" in text
+    data = orjson.loads((tmp_path / "r/statement.json").read_bytes())
+    assert {r["status"] for r in data["rows"]} == {"proved"}
+    assert type(result.statement).from_json(data) == result.statement
+    assert not any("seeded" in n for n in run(tmp_path / "s", local(), "privacy.rng=secure").statement.notes)
+
+
+def test_replacing_costs_more_than_zeroing(tmp_path):
+    zero = run(tmp_path / "a", local(), rounds=3, cohort=4)
+    replace = run(tmp_path / "b", local(), "privacy.adjacency=replace", rounds=3, cohort=4)
+    assert rows(replace)["server", "client"].epsilon == pytest.approx(reference(1.0, 3), rel=1e-3)
+    assert rows(replace)["server", "client"].epsilon > rows(zero)["server", "client"].epsilon
+
+
+@pytest.mark.parametrize(
+    ("method", "overrides", "message"),
+    [
+        ("fedavg", ["privacy.epsilon=1"], "privacy.epsilon: fedavg has no privacy mechanism"),
+        (local(), ["privacy.epsilon=0"], "privacy.epsilon: 0.0 is not a positive number"),
+        (local(), ["privacy.delta=1"], "privacy.delta: 1.0 is outside"),
+        (local(), ["privacy.accountant=magic"], "privacy.accountant: 'magic' is unknown"),
+        (local(), ["privacy.rng=dice"], "privacy.rng: 'dice' is unknown"),
+        (local(), ["stop.patience=3"], "stop: stopping early on the test set reveals something"),
+        (local(), ["privacy.epsilon=0.01"], "privacy.epsilon: the first round alone would spend"),
+        (central(), ["selection=poisson"], "selection: under poisson"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(tmp_path, method, overrides, message):
+    with pytest.raises(Refused, match=message):
+        run(tmp_path / "r", method, *overrides)
+
+
+def test_batch_statistics_and_pooled_scaling_are_refused_under_privacy(tmp_path):
+    from torch import nn
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    with pytest.raises(Refused, match="running statistic.*replace BatchNorm by GroupNorm"):
+        fedveil.run(method=local(), data=blobs(), model=net, out=tmp_path / "a")
+    with pytest.raises(Refused, match="data.scaling"):
+        fedveil.run("data.scaling=pooled", method=local(), data="breast_cancer", model="logistic", out=tmp_path / "b")
+
+
+def test_a_release_that_was_not_charged_stops_everything(tmp_path, monkeypatch):
+    """A mechanism that does something else in the run than it did in the rehearsal is a bug; no claim survives it."""
+    from fedveil.runtime.accounting import Bookkeeper
+
+    weaker = Bookkeeper.plan
+
+    def understate(self, cohort, server):
+        return weaker(self, cohort[:-1], server)
+
+    monkeypatch.setattr(Bookkeeper, "plan", understate)
+    with pytest.raises(RuntimeError, match="was not charged"):
+        run(tmp_path / "r", local())
+
+
+def test_adaptive_clipping_learns_and_its_count_is_charged(tmp_path):
+    result = run(tmp_path / "r", adaptive(), rounds=8, cohort=4)
+    lines = [line for e in Ledger.replay(result.folder.ledger).entries for line in e.lines]
+    counts = [x for x in lines if x.release.channel == "unclipped"]
+    moves = [x for x in lines if x.release.channel == "move"]
+    assert len(counts) == len(moves) == 8
+    assert counts[0].release.noise_std / counts[0].release.bound == 3.0
+    norms = [x.release.bound * 4 for x in moves]
+    assert norms[0] == pytest.approx(0.05)
+    assert norms[-1] > 2 * norms[0], "the norm grew towards the median move"
+    central_run = run(tmp_path / "c", central(), rounds=8, cohort=4)
+    together, plain = rows(result)["public", "client"], rows(central_run)["public", "client"]
+    assert together.epsilon == pytest.approx(plain.epsilon, rel=1e-6), "count and move together cost z"
+    assert together.mechanism == plain.mechanism
+
+
+def test_adaptive_clipping_resumes_with_its_norm(tmp_path, monkeypatch):
+    whole = run(tmp_path / "whole", adaptive(), rounds=6, cohort=4)
+    with monkeypatch.context() as patch:
+        killed_in_round(patch, 4)
+        with pytest.raises(Killed):
+            run(tmp_path / "r", adaptive(), rounds=6, cohort=4)
+    resumed = fedveil.resume(tmp_path / "r", method=adaptive(), data=blobs())
+    assert resumed.summary["model_hash"] == whole.summary["model_hash"]
+
+
+def test_bits_without_noise_are_not_covered_by_local_noise():
+    with pytest.raises(Refused, match="a stage with memory tells the server about single clients without noise"):
+        Method(
+            name="bits",
+            local=FedAvg(),
+            on_delta=chain(adaptive_clip(cohort=4), gaussian(1.0)),
+            transport=Plain(),
+            aggregate=Mean(),
+        )
+
+
+def test_an_accountant_that_cannot_count_these_events_says_so_before_the_first_round(tmp_path):
+    with pytest.raises(Refused, match="without replacement"):
+        run(tmp_path / "r", central(), "privacy.accountant=pld")
+    assert not (tmp_path / "r/events.jsonl").exists()
