@@ -12,7 +12,6 @@ from torch import nn
 
 from fedveil.core.errors import Refused
 from fedveil.core.federation import Federation
-from fedveil.core.flat import bind_parameters, write_buffers
 from fedveil.core.method import Method
 from fedveil.local.objective import Loss
 from fedveil.privacy.statement import Statement
@@ -22,7 +21,8 @@ from fedveil.runtime.config import load as load_config
 from fedveil.runtime.evaluate import score
 from fedveil.runtime.folder import Folder, read_json
 from fedveil.runtime.inline import Listener, train
-from fedveil.runtime.prepare import OWN, Training, build_federation, build_objective, prepare
+from fedveil.runtime.model import OWN, Task, build_objective, first_line
+from fedveil.runtime.prepare import Training, build_federation, prepare
 from fedveil.runtime.result import Result
 from fedveil.runtime.settings import Settings
 
@@ -44,25 +44,29 @@ def run(
     command line (``"data.alpha=0.1"``).
     """
     texts: list[str] = []
+    values: list[tuple[str, Any]] = []
     own: dict[str, Any] = {}
     for name, value in (("method", method), ("model", model), ("data", data), ("loss", loss)):
         if isinstance(value, str):
             texts.append(f"{name}={value}")
         elif isinstance(value, Mapping):
             texts += [f"{name}={value['name']}"] if "name" in value else []
-            texts += _as_overrides(name, {k: v for k, v in value.items() if k != "name"})
+            values += _flat(name, {k: v for k, v in value.items() if k != "name"})
         elif value is not None:
             own[name] = value
     for name, value in settings.items():
-        texts += _as_overrides(name, value)
-    return start(resolve([*texts, *overrides]), out=out, listeners=listeners, **own)
+        values += _flat(name, value)
+    return start(resolve([*texts, *overrides], values), out=out, listeners=listeners, **own)
 
 
 def start(config: Config, *, out: str | Path | None = None, listeners: Sequence[Listener] = (), **own: Any) -> Result:
     """Run a resolved configuration, with parts of your own (method, model, data, loss) in place of those it names."""
+    if own:
+        config["overrides"] = None  # no command line says all of it
     for name, value in own.items():
         config[name] = OWN if name == "loss" else {OWN: type(value).__name__}
     training = prepare(config, **own)
+    config["threads"] = training.threads  # sums depend on it, so a resumed run must use as many
     label = f"{training.method.name}-{training.federation.name}-s{training.settings.seed}"
     folder = Folder.create(out if out is not None else config.get("out"), label)
     folder.save_config(config)
@@ -81,17 +85,16 @@ def load(folder: str | Path, **own: Any) -> Result:
     place = Folder.existing(folder)
     if not place.summary.is_file():
         raise Refused(f"{folder}: the run has not finished; go on with `fedveil resume {folder}`")
-    config, summary = load_config(place.config), read_json(place.summary)
-    shape, classes = tuple(summary["input_shape"]), summary["classes"]
-    objective = build_objective(config, Settings.read(config), shape, classes, **own)
+    config, summary = load_config(place.config), read_json(place.summary, "input_shape", "classes", "tokens")
+    objective = build_objective(config, Settings.read(config), Task.from_json(summary), **own)
     try:
-        tensors = load_tensors(place.model.read_bytes())
-        bind_parameters(objective.module, objective.layout, objective.layout.flatten(tensors))
-        write_buffers(objective.module, objective.buffers, objective.buffers.flatten(tensors))
-    except (OSError, SafetensorError, ValueError) as problem:
-        raise Refused(f"{place.model}: cannot be used ({problem}); the run folder is damaged") from None
-    statement = Statement.from_json(read_json(place.statement))
-    return Result(place, summary, place.read_events(), statement, objective, classes)
+        objective.module.load_state_dict(load_tensors(place.model.read_bytes()))
+    except (OSError, SafetensorError, RuntimeError) as problem:
+        raise Refused(
+            f"{place.model}: does not fit the model ({first_line(problem)}); the run folder is damaged"
+        ) from None
+    statement = Statement.from_json(read_json(place.statement, "rows", "notes"))
+    return Result(place, summary, place.read_events(), statement, objective, summary["classes"])
 
 
 def evaluate(
@@ -99,52 +102,62 @@ def evaluate(
 ) -> dict[str, Any]:
     """Accuracy and loss of a finished model on its own test set, or on the test set of other data.
 
-    Overrides are laid over the run's own configuration where they concern the same data set, so that
-    ``data.root=...`` alone points to a new place; ``data=other`` starts from that data set's defaults.
+    Overrides of single data settings, such as ``data.path=...``, are laid over those of the run; ``data=other``
+    starts from that data set's defaults. Only ``data``, ``data.*``, ``population`` and ``seed`` mean anything here.
     """
     finished = load(folder, **own)
     config = load_config(finished.folder.config)
+    for text in overrides:
+        name = text.split("=")[0]
+        if name not in ("data", "population", "seed") and not name.startswith("data."):
+            raise Refused(f"{name}: has no effect on an evaluation; only data, data.*, population and seed do")
     if overrides:
-        config = resolve([f"seed={config['seed']}", *_data_overrides(config), *overrides])
+        kept: list[tuple[str, Any]] = [("seed", config["seed"])]
+        texts = list(overrides)
+        if not any(text.startswith("data=") for text in overrides):
+            node = dict(config["data"])
+            texts.insert(0, f"data={node.pop('source')}")
+            kept += [("population", config["population"]), *_flat("data", node)]
+        config = resolve(texts, kept)
     federation = data if data is not None else build_federation(config)
-    if federation.input_shape != tuple(finished.summary["input_shape"]) or federation.classes != finished.classes:
-        raise Refused(
-            f"data: {federation.name} has inputs {federation.input_shape} and {federation.classes} classes, but the "
-            f"model was trained on {tuple(finished.summary['input_shape'])} and {finished.classes}; give data alike"
-        )
+    _check_alike(finished, federation)
     test = federation.test
     scores = score(finished.outputs(test.x), test.y, finished.objective.loss)
     return {"folder": str(folder), "data": federation.name, "examples": len(test), **scores}
 
 
+def _check_alike(finished: Result, federation: Federation) -> None:
+    """Refuse data whose inputs or classes mean something else than those the model was trained on."""
+    known, found = Task.from_json(finished.summary), Task.of(federation)
+    if known != found:
+        raise Refused(
+            f"data: {federation.name} has inputs {found.input_shape} and {found.classes} classes, but the "
+            f"model was trained on {known.input_shape} and {known.classes}; give data alike"
+        )
+    facts = read_json(finished.folder.clients, "facts")["facts"]
+    for what in ("labels", "columns"):
+        before, now = facts.get(what), federation.facts().get(what)
+        if before is not None and now is not None and list(before) != list(now):
+            raise Refused(
+                f"data: the {what} of {federation.name} are {', '.join(now)}, but the model was trained on "
+                f"{', '.join(before)}; give data with the same {what}"
+            )
+
+
 def _carry_out(training: Training, folder: Folder, *, resume: bool, listeners: Sequence[Listener]) -> Result:
     progress, summary = train(training, folder, resume=resume, listeners=listeners)
     write_report(folder.path)
-    objective = training.objective
-    bind_parameters(objective.module, objective.layout, progress.server["w"])
-    statement = Statement.from_json(read_json(folder.statement))
-    return Result(folder, summary, folder.read_events(), statement, objective, training.federation.classes)
+    training.engine.bind(progress.server)
+    statement = Statement.from_json(read_json(folder.statement, "rows", "notes"))
+    return Result(folder, summary, folder.read_events(), statement, training.objective, training.federation.classes)
 
 
-def _as_overrides(name: str, value: Any) -> list[str]:
-    """A Python value in the words of the command line.
+def _flat(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Settings by their full names; a mapping one level deep names the settings of a group.
 
-    >>> _as_overrides("stop", {"patience": 5})
-    ['stop.patience=5']
+    >>> _flat("data", {"alpha": 0.1, "bounds": {"age": [0, 120]}})
+    [('data.alpha', 0.1), ('data.bounds', {'age': [0, 120]})]
     """
-    if isinstance(value, Mapping):
-        return [text for key, inner in value.items() for text in _as_overrides(f"{name}.{key}", inner)]
-    if value is None:
-        return [f"{name}=null"]
-    if isinstance(value, bool):
-        return [f"{name}={str(value).lower()}"]
-    if isinstance(value, str | Path):
-        quoted = str(value).replace("\\", "\\\\").replace("'", "\\'")
-        return [f"{name}='{quoted}'"]
-    if isinstance(value, list | tuple):
-        return [f"{name}=[{','.join(_as_overrides('', v)[0][1:] for v in value)}]"]
-    return [f"{name}={value}"]
-
-
-def _data_overrides(config: Config) -> list[str]:
-    return [t for t in config.get("overrides", []) if t.split("=")[0] == "data" or t.startswith("data.")]
+    if isinstance(value, Mapping) and "." not in name:
+        return [pair for key, inner in value.items() for pair in _flat(f"{name}.{key}", inner)]
+    return [(name, value)]

@@ -25,7 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="Federated learning that stays private and survives attackers, with a claim that anyone can check.\n\n"
-    "Example:\n\n`fedveil run method=scaffold data=digits data.partition=dirichlet data.alpha=0.1 rounds=20`",
+    "Example:\n\n`fedveil run method=scaffold data=digits rounds=20`",
 )
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as name=value.", show_default=False)]
@@ -57,10 +57,11 @@ def run(overrides: Overrides = None, many: Many = False, quiet: Quiet = False, j
     Examples:
     `fedveil run method=scaffold data=digits rounds=10`
 
-    `fedveil run -m method=fedavg,scaffold seed=range(2) rounds=5 --quiet`
+    `fedveil run -m method=fedavg,scaffold 'seed=range(2)' rounds=5`
     """
     from fedveil.runtime.config import expand, resolve
 
+    _writable(json)
     if many:
         _sweep(expand(overrides or []), quiet, json)
         return
@@ -72,11 +73,12 @@ def resume(folder: Place, quiet: Quiet = False, json: Json = None) -> None:
     """Go on with a run after Ctrl-C or a crash; the result is the same as if nothing had happened.
 
     Example:
-    `fedveil resume runs/my-run`
+    `fedveil run rounds=5 out=runs/a -q && fedveil resume runs/a`
     """
     from fedveil import api
     from fedveil.runtime.interrupt import terminable
 
+    _writable(json)
     with terminable():
         result = _interruptible(folder, lambda: api.resume(folder, listeners=_listeners(quiet)))
     _conclude(result, quiet, json)
@@ -87,7 +89,7 @@ def evaluate(folder: Place, overrides: Overrides = None, quiet: Quiet = False, j
     """Measure a finished model on its own test set, or on other data.
 
     Example:
-    `fedveil evaluate runs/my-run data=digits`
+    `fedveil run rounds=5 out=runs/b -q && fedveil evaluate runs/b`
     """
     from fedveil import api
     from fedveil.runtime.folder import write_json
@@ -105,7 +107,7 @@ def report(folder: Place, quiet: Quiet = False) -> None:
     """Write the HTML report of a run again, also of one that was interrupted.
 
     Example:
-    `fedveil report runs/my-run`
+    `fedveil run rounds=5 out=runs/c -q && fedveil report runs/c`
     """
     from fedveil.report.html import write_report
 
@@ -137,6 +139,40 @@ def datasets(json: Json = None) -> None:
 
     needs = {name: "" if s.needs == "nothing" else f"; needs {s.needs}" for name, s in SOURCES.items()}
     _list("data", {name: f"{source.about}{needs[name]}" for name, source in SOURCES.items()}, json)
+
+
+@app.command()
+def budget(
+    epsilon: Annotated[float | None, typer.Option(help="The target; leave it out to compute it.")] = None,
+    noise: Annotated[float | None, typer.Option(help="Noise multiplier: deviation / sensitivity.")] = None,
+    steps: Annotated[int | None, typer.Option(help="How many releases.")] = None,
+    sampling: Annotated[float, typer.Option(help="Poisson rate at which a unit takes part in a release.")] = 1.0,
+    delta: Annotated[float, typer.Option(help="Probability with which epsilon may fail.")] = 1e-5,
+    mechanism: Annotated[str, typer.Option(help="gaussian, laplace, discrete_gaussian or skellam.")] = "gaussian",
+    adjacency: Annotated[str, typer.Option(help="zero_out, add_remove or replace.")] = "zero_out",
+    plot: Annotated[Path | None, typer.Option(help="Also draw epsilon over steps into this HTML file.")] = None,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Compute the noise, the epsilon or the number of steps from the other two, by every accountant.
+
+    Examples:
+    `fedveil budget --noise 1.1 --steps 10000 --sampling 0.01`
+
+    `fedveil budget --epsilon 8 --steps 10000 --sampling 0.01 --plot budget.html`
+    """
+    from fedveil.report.budget_table import show_budget
+
+    show_budget(
+        Console(quiet=quiet),
+        given={"epsilon": epsilon, "multiplier": noise, "steps": steps},
+        sampling=sampling,
+        delta=delta,
+        mechanism=mechanism,
+        adjacency=adjacency,
+        plot=plot,
+        json=json,
+    )
 
 
 def _start(config: dict[str, Any], quiet: bool) -> Any:
@@ -172,6 +208,12 @@ def _interruptible(place: Path | list[Path], work: Any) -> Any:
         raise typer.Exit(INTERRUPTED) from None
 
 
+def _writable(json: Path | None) -> None:
+    """Refuse before the work, not after it, when its outcome could not be written."""
+    if json is not None and not json.absolute().parent.is_dir():
+        raise Refused(f"--json: there is no folder {json.absolute().parent}; create it or give another path")
+
+
 def _listeners(quiet: bool) -> list[Any]:
     from fedveil.report.progress import Terminal
 
@@ -198,12 +240,18 @@ def _sweep(runs: list[list[str]], quiet: bool, json: Path | None) -> None:
     if len(runs) > 1 and any(outs):
         for i, config in enumerate(configs):
             config["out"] = str(Path(config["out"]) / f"{i:03d}")
-    summaries = []
+    summaries: list[dict[str, Any]] = []
     table = Table("run", "settings", "accuracy", "worst 10 %", "seconds", "folder", box=SIMPLE)
     for i, (overrides, config) in enumerate(zip(runs, configs, strict=True), 1):
         if not quiet:
             print(f"run {i} of {len(runs)}: {' '.join(overrides)}")
-        summary = _start(config, quiet).summary
+        try:
+            summary = _start(config, quiet).summary
+        except Refused as refusal:
+            print(f"fedveil: run {i}: {refusal}", file=sys.stderr)
+            summaries.append({"overrides": overrides, "error": str(refusal)})
+            table.add_row(str(i), " ".join(overrides), "-", "-", "-", str(refusal))
+            continue
         summaries.append({"overrides": overrides, **summary})
         scores = [f"{summary[k]:.4f}" if summary[k] is not None else "-" for k in ("accuracy", "worst10_accuracy")]
         table.add_row(str(i), " ".join(overrides), *scores, f"{summary['seconds']:.1f}", summary["folder"])
@@ -211,6 +259,8 @@ def _sweep(runs: list[list[str]], quiet: bool, json: Path | None) -> None:
         write_json(json, summaries)
     if not quiet:
         Console().print(table)
+    if any("error" in summary for summary in summaries):
+        raise typer.Exit(USER_MISTAKE)
 
 
 def _list(head: str, rows: dict[str, str], json: Path | None) -> None:

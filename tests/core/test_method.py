@@ -9,9 +9,12 @@ from tests.support import ToyClip, ToyClipEach, ToyNoise
 
 from fedveil.aggregate.mean import Mean
 from fedveil.core.errors import Refused
+from fedveil.core.flat import Layout
 from fedveil.core.method import Method
 from fedveil.core.parts import Delivery
-from fedveil.core.stage import Chain, chain
+from fedveil.core.round import arrive
+from fedveil.core.signal import Signal
+from fedveil.core.stage import Chain, Context, chain
 from fedveil.local.rules import FedAvg, Scaffold
 from fedveil.transport.plain import Plain
 
@@ -104,3 +107,15 @@ def test_the_share_of_a_cohort():
 def test_a_method_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         make().name = "other"
+
+
+def test_a_transport_that_sums_gives_the_same_mean():
+    rows = torch.randn(3, 24, generator=torch.Generator().manual_seed(0))
+    weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    server = FedAvg().start(torch.zeros(24))
+    ctx = Context(1, Layout(("a",), ((24,),)), [None], [])
+    means = [
+        arrive(make(transport=t), {"move": Signal(rows)}, weights, 1.0, server, ctx).server["w"]
+        for t in (Plain(), OnlySum())
+    ]
+    assert torch.allclose(means[0], means[1])

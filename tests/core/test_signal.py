@@ -85,3 +85,10 @@ def test_a_bound_needs_its_unit():
         Signal(torch.ones(1, 2), bound=1.0)
     with pytest.raises(ValueError, match="rows, dim"):
         Signal(torch.ones(2))
+
+
+def test_variances_of_every_shape_that_broadcasts():
+    x, w = torch.zeros(2, 3, dtype=torch.float64), torch.tensor([0.5, 0.5], dtype=torch.float64)
+    for variance in (1.0, torch.ones(3), torch.ones(1, 3), torch.ones(2, 1), torch.ones(2, 3)):
+        mean = Signal(x, noise_var=variance).mean(w)
+        assert torch.allclose(torch.as_tensor(mean.noise_var), torch.tensor(0.5, dtype=torch.float64))

@@ -135,10 +135,18 @@ def test_evaluating_on_data_of_another_shape_is_refused(tmp_path):
 
 def test_every_example_in_the_help_works_as_pasted(tmp_path):
     found = examples_in_help()
-    assert len(found) >= 7
-    good("run", "rounds=2", "out=runs/my-run", "--quiet", cwd=tmp_path)
+    assert len(found) >= 9
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for command in found:
-        good(*command.split()[1:], cwd=tmp_path)
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, (command, done.stderr)
 
 
 def test_every_command_shows_an_example(tmp_path):
@@ -249,3 +257,54 @@ def test_poisson_selection_survives_empty_rounds(tmp_path):
     sizes = [len(orjson.loads(line)["clients"]) for line in (tmp_path / "a/events.jsonl").read_bytes().splitlines()]
     assert 0 in sizes
     assert max(sizes) > 1
+
+
+def test_budget_by_every_accountant(tmp_path):
+    """The acceptance line: q=0.01, noise 1.1, 10,000 steps."""
+    out = good("budget", "--noise", "1.1", "--steps", "10000", "--sampling", "0.01", "--json", "b.json", cwd=tmp_path)
+    rows = {r["accountant"]: r for r in orjson.loads((tmp_path / "b.json").read_bytes())["rows"]}
+    assert rows["rdp"]["epsilon"] == pytest.approx(5.63, abs=0.005)
+    assert rows["pld"]["epsilon"] == pytest.approx(5.19, abs=0.005)
+    assert rows["moments"]["epsilon"] == pytest.approx(6.28, abs=0.005)
+    assert all(name in out for name in ("rdp", "pld", "moments", "basic", "advanced", "optimal"))
+
+
+def test_budget_solves_for_noise_and_for_steps_and_draws(tmp_path):
+    good(
+        "budget",
+        "--epsilon",
+        "8",
+        "--steps",
+        "10000",
+        "--sampling",
+        "0.01",
+        "--plot",
+        "p.html",
+        "--json",
+        "n.json",
+        cwd=tmp_path,
+    )
+    rows = {r["accountant"]: r for r in orjson.loads((tmp_path / "n.json").read_bytes())["rows"]}
+    assert rows["rdp"]["multiplier"] == pytest.approx(0.9169, rel=1e-3)
+    assert rows["pld"]["multiplier"] == pytest.approx(0.8825, rel=1e-3)
+    assert (tmp_path / "p.html").stat().st_size > 1_000_000
+    good("budget", "--epsilon", "2", "--noise", "1.1", "--sampling", "0.01", "--json", "s.json", cwd=tmp_path)
+    steps = {r["accountant"]: r["steps"] for r in orjson.loads((tmp_path / "s.json").read_bytes())["rows"]}
+    assert steps["basic"] < steps["moments"] < steps["rdp"] < steps["pld"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--noise", "1.1"], "budget: give exactly two of epsilon, noise and steps"),
+        (["--noise", "0", "--steps", "10"], "noise: 0.0 is not a positive number"),
+        (["--noise", "1", "--steps", "0"], "steps: 0 is not a number of steps"),
+        (["--epsilon", "-1", "--steps", "10"], "epsilon: -1.0 is not a positive number"),
+        (["--noise", "1", "--steps", "10", "--delta", "0"], "delta: "),
+        (["--noise", "1", "--steps", "10", "--sampling", "1.5"], "sampling: a rate of 1.5 is outside (0, 1]"),
+        (["--noise", "1", "--steps", "10", "--mechanism", "magic"], "mechanism: 'magic' is unknown"),
+        (["--noise", "1", "--steps", "10", "--plot", "no/such/dir/p.html"], "plot: "),
+    ],
+)
+def test_budget_refuses_in_one_sentence(tmp_path, arguments, message):
+    assert refused("budget", *arguments, cwd=tmp_path).startswith(message)

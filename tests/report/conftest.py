@@ -40,7 +40,13 @@ def event(number: int) -> dict[str, Any]:
         "bytes_up": 120_000,
         "bytes_down": 150_000 + number,
         "seconds": 0.21 + 0.01 * (number % 4),
-        "epsilon": None,
+        "epsilon": {
+            "epsilon": 0.72 * number**0.5,
+            "observer": "public",
+            "unit": "record",
+            "budget": 8.0,
+            "delta": 1e-5,
+        },
     }
 
 

@@ -2,56 +2,19 @@ import json
 import os
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.report.pages import Page
 
 from fedveil.core.errors import Refused
 from fedveil.report.html import write_report
-from fedveil.report.plots import PLOTS, draw, read_run
+from fedveil.report.plots import PLOTS, draw
+from fedveil.report.read import read_run
 
 Build = Callable[..., Path]
 EVIL = "<script>alert(1)</script>"
-VOID = {"meta", "link", "br"}
-
-
-class Page(HTMLParser):
-    """Checks that tags nest, and collects what the tests ask about."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self.text = ""
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        if tag == "script":
-            self.scripts.append("")
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] == "script":
-            self.scripts[-1] += data
-        elif self.open and self.open[-1] != "style":
-            self.text += data
-
-    def ids(self) -> list[str]:
-        return [str(attrs["id"]) for _, attrs in self.tags if "id" in attrs]
-
-    def figures(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.scripts[0])
-        return found
 
 
 def report(folder: Path) -> Page:
@@ -113,8 +76,9 @@ def test_everything_from_files_is_escaped(run_folder: Build) -> None:
     )
     change(folder, "summary", method=EVIL, data=EVIL, engine=EVIL, status=f"stopped early: {EVIL}", version=EVIL)
     change(folder, "clients", facts={EVIL: {EVIL: [EVIL]}}, names=[f"{EVIL}</script><!--"] * 6)
+    evil = {"epsilon": 4.0, "observer": EVIL, "unit": EVIL, "budget": EVIL, "delta": EVIL}
     with (folder / "events.jsonl").open("a") as events:
-        events.write(json.dumps({"round": 31, "clients": EVIL, "loss": EVIL, "steps": EVIL}) + "\n")
+        events.write(json.dumps({"round": 31, "clients": EVIL, "loss": EVIL, "steps": EVIL, "epsilon": evil}) + "\n")
     text = write_report(folder).read_text("utf-8")
     page = Page(text)
     assert "<script>alert" not in text.lower()
@@ -136,6 +100,45 @@ def test_statement_is_explained(run_folder: Build) -> None:
     ]
     change(folder, "statement", rows=rows)
     assert "No protection claimed" in report(folder).text
+
+
+def plots_with(folder: Path, *spent: Any) -> dict[str, Any]:
+    events = [{"round": r, "epsilon": value} for r, value in enumerate(spent, start=1)]
+    (folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events), "utf-8")
+    return {plot.title: plot for plot in draw(read_run(folder))}
+
+
+def spent(epsilon: Any, budget: Any = None) -> dict[str, Any]:
+    return {"epsilon": epsilon, "observer": "server", "unit": "client", "budget": budget, "delta": 1e-5}
+
+
+def test_spent_epsilon_is_drawn_up_to_its_budget(run_folder: Build) -> None:
+    plot = plots_with(run_folder(), None, spent(1.5, 4.0), spent(None, 4.0), spent(2.5, 4.0))["Privacy spent"]
+    line, limit = plot.traces
+    assert (line["x"], line["y"]) == ([2, 4], [1.5, 2.5])
+    assert (limit["x"], limit["y"], limit["mode"]) == ([2, 4], [4, 4], "lines")
+    assert limit["line"]["dash"] == "dash"
+    assert "after round 4: ε = 2.5 of a budget of 4 at δ = 1e-05, per client towards server." in plot.caption
+
+
+def test_spent_epsilon_without_a_budget_is_one_line(run_folder: Build) -> None:
+    plot = plots_with(run_folder(), spent(1.5), spent(2.5))["Privacy spent"]
+    assert [trace["name"] for trace in plot.traces] == ["spent"]
+    assert "a budget of" not in plot.caption
+
+
+@pytest.mark.parametrize("value", [None, EVIL, {}, spent(None, 4.0), spent(EVIL, 4.0), spent(True, 4.0)])
+def test_nothing_spent_is_no_plot(run_folder: Build, value: Any) -> None:
+    folder = run_folder()
+    assert "Privacy spent" not in plots_with(folder, value, value)
+    assert '<th scope="col">ε</th></tr></thead>' not in write_report(folder).read_text("utf-8")
+
+
+def test_spent_epsilon_stands_with_the_statement(run_folder: Build) -> None:
+    text = write_report(run_folder()).read_text("utf-8")
+    section = text[text.index('<section id="privacy"') : text.index('<section id="learning"')]
+    assert "Privacy spent" in section
+    assert "<td>3.944</td></tr></tbody>" in text  # the last round, in the table of rounds
 
 
 def test_a_claim_without_epsilon_is_no_claim(run_folder: Build) -> None:
@@ -195,7 +198,7 @@ def test_unfinished_run_says_so(run_folder: Build) -> None:
     assert "This run is not finished: 7 of 30 rounds are done" in page.text
     assert f"fedveil resume {folder}" in page.text
     assert "holds no privacy statement" in page.text
-    assert len(page.figures()) == 5
+    assert len(page.figures()) == 6
 
 
 def test_unfinished_run_is_named_by_its_configuration(run_folder: Build) -> None:

@@ -72,7 +72,7 @@ class Method:
     def share(self, cohort: Tensor, population: Tensor) -> float:
         """The cohort's weight in the population: n/N when uniform (SPEC 2)."""
         if self.weights == "examples":
-            return float(cohort.sum() / population.sum())
+            return float(cohort.sum()) / float(population.sum())
         return len(cohort) / len(population)
 
     def rehearse(

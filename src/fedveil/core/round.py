@@ -51,9 +51,13 @@ def depart(
 def arrive(method: Method, uploads: Uploads, weights: Tensor, share: float, server: State, ctx: Context) -> Arrival:
     """The server's half: open, aggregate, ``on_mean``, absorb; ``ctx`` has the server's single row."""
     delivery = method.transport.carry({name: s.value for name, s in uploads.items()}, weights)
-    mean = {
-        name: method.aggregate(replace(uploads[name], value=value), weights) for name, value in delivery.uploads.items()
-    }
+    each = "each" in method.transport.reveals
+    mean = {}
+    for name, value in delivery.uploads.items():
+        if each:
+            mean[name] = method.aggregate(replace(uploads[name], value=value), weights)
+        else:
+            mean[name] = uploads[name].mean(weights, value)
     mean[MOVE] = method.on_mean(mean[MOVE], ctx.at("on_mean"))
     if ctx.releases:
         for name, signal in mean.items():

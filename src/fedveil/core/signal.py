@@ -86,8 +86,10 @@ class Signal:
         """The same value without its bound, for results that a sum of bounds does not bound."""
         return replace(self, bound=None, unit=None)
 
-    def mean(self, weights: Tensor) -> Signal:
+    def mean(self, weights: Tensor, value: Tensor | None = None) -> Signal:
         """Weighted sum of the rows, as one row, with weights that are public and usually sum to one.
+
+        Where somebody else has summed the rows already (secure aggregation), ``value`` is that sum, shape (1, dim).
 
         A unit lives in one row, so the bound is that of the heaviest row; noise adds up as Σ w² v (SPEC 3.2).
 
@@ -98,13 +100,14 @@ class Signal:
         variance = self.noise_var
         if variance is not None:
             each = torch.as_tensor(variance, dtype=self.value.dtype, device=self.value.device)
-            each = each.expand(self.rows, each.shape[-1] if each.dim() == 2 else 1)
+            each = each if each.dim() == 2 else each.reshape(1, -1)
+            each = each.expand(self.rows, each.shape[1])
             variance = (w.square() @ each)[None, :]
             if not torch.any(variance):
                 variance = 0.0
         return replace(
             self,
-            value=(w @ self.value)[None, :],
+            value=(w @ self.value)[None, :] if value is None else value,
             bound=None if self.bound is None else self.bound * float(weights.abs().max()),
             noise_var=variance,
         )

@@ -164,7 +164,8 @@ def _inputs(setting: str, values: ArrayLike | Tensor, tokens: bool, divide: floa
                 f"tokens: {setting} holds {array.dtype}; token numbers are whole numbers, or leave tokens out"
             )
         return torch.from_numpy(array.astype(np.int64))
-    array = array.astype(np.float32)
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, which is refused in words
+        array = array.astype(np.float32)
     return torch.from_numpy(array if divide == 1 else array / np.float32(divide))
 
 

@@ -29,6 +29,14 @@ class _Schema:
     numeric: dict[str, tuple[tuple[float, float] | None, bool]]
     categorical: dict[str, tuple[str, ...]]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each input stands for."""
+        plain = [
+            n for name, (_, gaps) in self.numeric.items() for n in ((name, f"{name} missing") if gaps else (name,))
+        ]
+        return (*plain, *(f"{name}={value}" for name, known in self.categorical.items() for value in known))
+
 
 def csv(
     *,
@@ -95,6 +103,8 @@ def csv(
         groups=groups,
         group_names=group_names,
         private_statistics=private_statistics(scaling),
+        labels=names or None,
+        columns=schema.names,
     )
 
 
@@ -158,7 +168,8 @@ def _encode(table: Table, schema: _Schema) -> Tensor:
                 "categories or to missing"
             )
         blocks.append(one_hot(code, len(known)))
-    return torch.from_numpy(np.concatenate(blocks, axis=1).astype(np.float32))
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, which is refused in words
+        return torch.from_numpy(np.concatenate(blocks, axis=1).astype(np.float32))
 
 
 def _labels(

@@ -95,6 +95,8 @@ def federate(
             "test_set": "official" if raw.test is not None else "random",
             "holdout": holdout,
             "test_fraction": None if raw.test is not None else test_fraction,
+            **({"labels": list(raw.labels)} if raw.labels else {}),
+            **({"columns": list(raw.columns)} if raw.columns else {}),
             "smallest_client": int(sizes.min()),
             "median_client": float(np.median(sizes)),
             "largest_client": int(sizes.max()),

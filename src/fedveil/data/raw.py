@@ -38,6 +38,8 @@ class Raw:
         none.
     private_statistics
         why the inputs depend on pooled private statistics, None when they do not.
+    labels, columns
+        what class numbers and inputs stand for, where that was read off a file: a model means nothing without.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Raw:
     groups: IntArray | None = None
     group_names: tuple[str, ...] | None = None
     private_statistics: str | None = None
+    labels: tuple[str, ...] | None = None
+    columns: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         _check(self.name, self.x, self.y, self.classes)

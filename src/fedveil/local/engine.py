@@ -35,6 +35,10 @@ class Engine(Protocol):
         """Run the local steps of ``ctx.clients``; ``drift`` (rows, dim) is added to every gradient."""
         ...
 
+    def bind(self, server: State) -> None:
+        """Give the module the weights and statistics of this state."""
+        ...
+
     def outputs(self, server: State, x: Tensor) -> Tensor:
         """What the model of this state answers for these inputs."""
         ...

@@ -37,6 +37,10 @@ class Objective:
         """Read the layouts off a module."""
         return cls(module, loss, Layout.of_parameters(module), Layout.of_buffers(module))
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything that the module holds, by name: trained and frozen parameters, and buffers (for a file)."""
+        return {name: t.detach().cpu().contiguous().clone() for name, t in self.module.state_dict().items()}
+
     def initial(self) -> Tensor:
         """The module's present parameters as one new flat vector."""
         return self.layout.flatten({n: p.detach() for n, p in self.module.named_parameters()})

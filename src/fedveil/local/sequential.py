@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedveil.core.errors import Refused
 from fedveil.core.federation import Federation
 from fedveil.core.flat import bind_parameters, read_buffers, write_buffers
 from fedveil.core.method import Method
@@ -62,8 +63,7 @@ class Sequential:
             torch.manual_seed(torch_seed(self.seed, "model", ctx.round, client))
             for x, y in self._batches(client, ctx.round):
                 grad.zero_()
-                loss = self.objective.loss(self.objective.module(x), y)
-                loss.backward()  # type: ignore[no-untyped-call]
+                loss = self._backward(x, y, ctx.round, client)
                 walk.step()
                 total += loss.detach()
             torch.sub(here, w, out=deltas[i])
@@ -81,12 +81,27 @@ class Sequential:
         far = w.new_tensor([[t] for t, _ in paths])
         return Moves(delta, far, steps, losses, torch.stack(buffers) if buffers else None)
 
-    def outputs(self, server: State, x: Tensor) -> Tensor:
-        """Answers of the model with the server's weights."""
+    def bind(self, server: State) -> None:
+        """The module's parameters become views of the server's vector."""
         bind_parameters(self.objective.module, self.objective.layout, server["w"])
         if self.objective.buffers.dim:
             write_buffers(self.objective.module, self.objective.buffers, server[BUFFERS])
+
+    def outputs(self, server: State, x: Tensor) -> Tensor:
+        """Answers of the model with the server's weights."""
+        self.bind(server)
         return predict(self.objective, x)
+
+    def _backward(self, x: Tensor, y: Tensor, round: int, client: int) -> Tensor:
+        try:
+            loss = self.objective.loss(self.objective.module(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
+        except Exception as problem:
+            raise Refused(
+                f"round {round}, client {client}: the model or the loss failed on {len(y)} example(s) "
+                f"({type(problem).__name__}: {problem}); mend it, or change batch so that no batch is this small"
+            ) from problem
+        return loss
 
     def _placed(self, values: Tensor) -> Tensor:
         like = next(self.objective.module.parameters())

@@ -108,14 +108,25 @@ def curve(
     delta: float = 1e-5,
     accountants: Sequence[str] = ("rdp", "pld", "moments"),
     points: int = 24,
+    mechanism: Mechanism = "gaussian",
+    adjacency: Adjacency = "zero_out",
 ) -> dict[str, list[tuple[int, float]]]:
-    """ε after 1 .. ``steps`` steps for a plot; ``pld`` on its coarse loss grid, a little above its exact value."""
+    """ε after 1 .. ``steps`` steps for a plot; ``pld`` on its coarse loss grid, a little above its exact value.
+
+    An accountant that cannot handle the setting has no line.
+    """
     check_steps(steps)
     drawn = sampling_of(sampling)
     at = sorted({round(t) for t in np.geomspace(1, steps, points)})
     lines: dict[str, list[tuple[int, float]]] = {}
+    grid_std = SKELLAM_STEPS if mechanism == "skellam" else None
     for name in accountants:
         one_of("accountant", name, ACCOUNTANTS)
         price = COARSE if name == "pld" else ACCOUNTANTS[name]
-        lines[name] = [(t, price(tally(Event("gaussian", multiplier, drawn, t)), delta)) for t in at]
+        try:
+            lines[name] = [
+                (t, price(tally(Event(mechanism, multiplier, drawn, t, adjacency, grid_std)), delta)) for t in at
+            ]
+        except Refused:
+            continue
     return lines

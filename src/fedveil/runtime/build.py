@@ -27,7 +27,7 @@ def locate(path: str, setting: str) -> Callable[..., Any]:
         sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
-    except ImportError as problem:
+    except Exception as problem:
         raise Refused(
             f"{setting}: cannot import {module_name!r} ({problem}); check the spelling and PYTHONPATH"
         ) from None
@@ -73,4 +73,12 @@ def call(builder: Callable[..., Any], group: str, own: Mapping[str, Any], given:
     ]
     if missing:
         raise Refused(f"{group}.{missing[0]}: a value is required; add {group}.{missing[0]}=... to the command")
-    return builder(**arguments)
+    try:
+        return builder(**arguments)
+    except Refused:
+        raise
+    except Exception as problem:
+        name = getattr(builder, "__name__", str(builder))
+        raise Refused(
+            f"{group}: {name} failed ({type(problem).__name__}: {problem}); mend it or its settings"
+        ) from problem

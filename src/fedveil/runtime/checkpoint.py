@@ -98,7 +98,13 @@ def load_progress(root: Path, memory: Memory) -> tuple[Progress, list[str]]:
     problems: list[str] = []
     for folder in reversed(_checkpoints(root)):
         try:
-            return _load(root, folder, memory), problems
+            progress = _load(root, folder, memory)
+            if progress.server["w"].numel() != memory.dim:
+                raise Refused(
+                    f"{root}: the checkpoint has {progress.server['w'].numel()} parameters, the model {memory.dim}; "
+                    "resume with the model that the run began with"
+                )
+            return progress, problems
         except Broken as problem:
             problems.append(f"{folder.name} is damaged ({problem}) and was left out")
     what = "; ".join(problems) or "there is none"

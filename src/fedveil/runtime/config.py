@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -34,8 +34,11 @@ def options(group: str) -> list[str]:
     return sorted(f.name[:-5] for f in folder.iterdir() if f.name.endswith(".yaml") and not f.name.startswith("_"))
 
 
-def resolve(overrides: Sequence[str]) -> Config:
-    """The whole configuration of one run, as plain data, with every interpolation filled in."""
+def resolve(overrides: Sequence[str], values: Sequence[tuple[str, Any]] = ()) -> Config:
+    """The whole configuration of one run, as plain data, with every interpolation filled in.
+
+    ``values`` are settings as Python objects; a text for the same setting counts for more.
+    """
     # Where a setting is given twice the last one counts, as in Hydra.
     last = {_parse(text).key_or_group: text for text in overrides}
     parsed = [_parse(text) for text in last.values()]
@@ -49,7 +52,15 @@ def resolve(overrides: Sequence[str]) -> Config:
     base = _compose(flat_choices)
     rest = [_place(o, base) for o in parsed if o.key_or_group not in GROUPS]
     config = _compose([*flat_choices, *rest])
-    config["overrides"] = list(overrides)
+    for name, value in values:
+        if name not in last:
+            _put(config, _full_key(name, base), _plain(name, value))
+    for name in ("path", "root", "test"):
+        place = config["data"].get(name)
+        if isinstance(place, str) and Path(place).expanduser().exists():
+            config["data"][name] = str(Path(place).expanduser().absolute())  # a run is resumed from anywhere
+    config["cwd"] = str(Path.cwd())
+    config["overrides"] = None if values else list(overrides)
     config["version"] = __version__
     return config
 
@@ -79,22 +90,42 @@ def load(path: Path) -> Config:
         raise Refused(f"{path.parent}: this is no run folder (no config.yaml); give the folder of a run") from None
     except Exception as problem:
         raise Refused(f"{path}: cannot be read ({str(problem).splitlines()[0]}); the run folder is damaged") from None
-    if not isinstance(config, dict) or "method" not in config:
-        raise Refused(f"{path}: this is not the configuration of a run; give the folder of a run")
+    wanted = _compose([])
+    missing = [k for k in wanted if not isinstance(config, dict) or k not in config]
+    if missing or not isinstance(config, dict):
+        raise Refused(f"{path}: {missing[0]!r} is missing; the run folder is damaged, or of another version")
+    for group in GROUPS:
+        if not isinstance(config[group], dict):
+            raise Refused(f"{path}: {group} is not a group of settings; the run folder is damaged")
     return {str(k): v for k, v in config.items()}
 
 
 def _parse(text: str) -> Override:
-    if "=" not in text:
+    """One override; a value with special characters needs no quotes of its own where it can only be a text."""
+    name, equals, value = text.partition("=")
+    if not equals:
         raise Refused(f"{text!r}: a setting is written name=value, such as rounds=10")
+    parser = OverridesParser.create()
     try:
-        return OverridesParser.create().parse_override(text)
+        return parser.parse_override(text)
     except HydraException:
-        name, _, value = text.partition("=")
-        raise Refused(
-            f"{name}: {value!r} cannot be read as a value; put it in quotes if it has special characters, "
-            f"as in {name}=\\'{value}\\'"
-        ) from None
+        pass
+    try:
+        if value[:1] not in tuple("[{'\""):
+            return parser.parse_override(f"{name}={quoted(value)}")
+    except HydraException:
+        pass
+    raise Refused(f"{name}: {value!r} cannot be read as a value; check brackets and quotes")
+
+
+def quoted(text: str) -> str:
+    """A text as Hydra reads it back unchanged.
+
+    >>> print(quoted("it's"))
+    'it\\'s'
+    """
+    body = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{body}'"
 
 
 def _choice(override: Override) -> list[str]:
@@ -103,9 +134,9 @@ def _choice(override: Override) -> list[str]:
     if not isinstance(value, str):
         value = str(value)
     if group in ("method", "model") and ":" in value:
-        return [f"{group}=custom", f"{group}.build='{value}'"]
+        return [f"{group}=custom", f"{group}.build={quoted(value)}"]
     if group == "data" and value.endswith((".csv", ".npz")):
-        return [f"data={value[-3:]}", f"data.path='{value}'"]
+        return [f"data={value[-3:]}", f"data.path={quoted(value)}"]
     if value not in options(group):
         raise Refused(f"{group}: {value!r} is unknown; {suggest(value, options(group))}")
     return [f"{group}={value}"]
@@ -114,10 +145,14 @@ def _choice(override: Override) -> list[str]:
 def _place(override: Override, base: Config) -> str:
     """The override under its full key: aliases resolved, and ``method.`` in front where the method owns it."""
     text = override.input_line or ""
-    key = override.key_or_group
-    path = ALIASES.get(key, key)
     if override.is_delete() or override.package is not None:
         raise Refused(f"{text}: only name=value is understood here")
+    path = _full_key(override.key_or_group, base)
+    return f"{'' if _has(base, path) else '++'}{path}={text.partition('=')[2]}"
+
+
+def _full_key(key: str, base: Config) -> str:
+    path = ALIASES.get(key, key)
     if not _has(base, path) and _has(base["method"], path):
         path = f"method.{path}"
     free = path.startswith(("method.", "model.")) and base[path.split(".")[0]].get("open", False)
@@ -129,8 +164,26 @@ def _place(override: Override, base: Config) -> str:
             where = f"{owner}.{last}" if owner else last
             raise Refused(f"{where}: there is no such setting; {suggest(last, known)}")
         raise Refused(f"{path}: there is no such setting; {suggest(path.split('.')[0], base)}")
-    value = text.partition("=")[2]
-    return f"{'++' if free else ''}{path}={value}"
+    return path
+
+
+def _put(config: Config, path: str, value: Any) -> None:
+    owner, _, last = path.rpartition(".")
+    node = _get(config, owner) if owner else config
+    node[last] = value
+
+
+def _plain(name: str, value: Any) -> Any:
+    """The value as plain data, so that it can be saved with the run."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(name, v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(name, v) for v in value]
+    raise Refused(f"{name}: a {type(value).__name__} cannot be a setting; give a number, a text, a list or a mapping")
 
 
 _MISSING = object()

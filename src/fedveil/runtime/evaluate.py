@@ -63,4 +63,5 @@ def spread(accuracies: Accuracies | None) -> dict[str, float] | None:
 def _placed(training: Training, examples: Examples) -> Examples:
     device, dtype = training.settings.torch_device, training.settings.torch_dtype
     y = examples.y.to(device, dtype) if examples.y.is_floating_point() else examples.y.to(device)
-    return Examples(examples.x.to(device, dtype), y)
+    x = examples.x.to(device, dtype) if examples.x.is_floating_point() else examples.x.to(device)
+    return Examples(x, y)

@@ -21,11 +21,14 @@ from fedveil.core.errors import Refused
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace a file in one step: readers see the old one or the new one, whatever happens in between."""
     temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as problem:
+        raise Refused(f"{path}: cannot be written ({problem.strerror}); make room, or give another place") from None
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -34,14 +37,18 @@ def write_json(path: Path, data: Any) -> None:
     write_bytes(path, orjson.dumps(data, option=options))
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file of a run, or say in one sentence why it cannot be read."""
+def read_json(path: Path, *keys: str) -> Any:
+    """Read a JSON file of a run with (at least) these keys, or say in one sentence why it cannot be read."""
     try:
-        return orjson.loads(path.read_bytes())
+        data = orjson.loads(path.read_bytes())
     except FileNotFoundError:
         raise Refused(f"{path}: the file is missing; the run folder is not complete") from None
     except orjson.JSONDecodeError as problem:
         raise Refused(f"{path}: cannot be read ({problem}); the run folder is damaged") from None
+    missing = [key for key in keys if not isinstance(data, dict) or key not in data]
+    if missing:
+        raise Refused(f"{path}: {missing[0]!r} is missing; the run folder is damaged")
+    return data
 
 
 @dataclass(frozen=True)
@@ -60,16 +67,11 @@ class Folder:
                     f"out: {path} exists and is not empty; give another folder, or go on with `fedveil resume {path}`"
                 )
         else:
-            name = f"{datetime.now():%Y%m%d-%H%M%S}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', label)}"
-            path, number = Path("runs") / name, 1
-            while path.exists():
-                number += 1
-                path = Path("runs") / f"{name}-{number}"
+            path = Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-{re.sub(r'[^A-Za-z0-9_.-]+', '-', label)}"
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            return cls(_make(path, exist_ok=out is not None))
         except OSError as problem:
             raise Refused(f"out: {path} cannot be created ({problem.strerror}); give another folder") from None
-        return cls(path)
 
     @classmethod
     def existing(cls, path: str | Path) -> Folder:
@@ -158,3 +160,17 @@ class Folder:
             except BlockingIOError:
                 raise Refused(f"{self.path}: another process is training this run; wait for it or stop it") from None
             yield
+
+
+def _make(path: Path, *, exist_ok: bool) -> Path:
+    """Create a folder; two runs of the same second get two of them, even when they start at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for number in range(1, 10_000):
+        numbered = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            numbered.mkdir(exist_ok=exist_ok)
+            return numbered
+        except FileExistsError:
+            if exist_ok:
+                raise
+    raise FileExistsError(17, "too many runs in one second", str(path))

@@ -101,10 +101,14 @@ def _threads(number: int) -> Iterator[None]:
 def _begin(training: Training, folder: Folder, resume: bool) -> tuple[Progress, list[str]]:
     objective, settings = training.objective, training.settings
     memory = Memory(objective.layout.dim, settings.torch_dtype, settings.torch_device)
-    if resume:
+    if resume and any(folder.checkpoint.glob("round-*")):
         progress, notes = load_progress(folder.checkpoint, memory)
-        folder.rewrite_events(folder.read_events(up_to=progress.round))
+        events = folder.read_events(up_to=progress.round)
+        if len(events) < progress.round:
+            notes.append(f"events.jsonl has lost {progress.round - len(events)} of {progress.round} rounds")
+        folder.rewrite_events(events)
         return progress, notes
+    folder.rewrite_events([])
     server = training.method.local.start(objective.initial())
     if objective.buffers.dim:
         server[BUFFERS] = read_buffers(objective.module, objective.buffers)
@@ -122,7 +126,7 @@ class _After:
     cohort: list[int]
     memory: Tensor | None
     seconds: float
-    accuracy: float | None
+    quality: float | None
 
 
 def _cohort(training: Training, number: int) -> list[int]:
@@ -135,7 +139,7 @@ def _round(
 ) -> tuple[_After, Record]:
     """Compute one round; ``progress`` stays as it is, so that an interrupt loses no more than this round."""
     started = time.perf_counter()
-    settings, method = training.settings, training.method
+    settings, method, federation = training.settings, training.method, training.federation
     number, server = progress.round + 1, progress.server
     record: Record = {"round": number, "clients": cohort, "bytes_up": 0, "bytes_down": 0}
     record |= dict.fromkeys(("train_loss", "move_norm", "steps", "accuracy", "loss", "client_accuracy"))
@@ -166,7 +170,9 @@ def _round(
         record["client_accuracy"] = spread(accuracy_by_client(training, server))
     record["epsilon"] = books.spent()
     record["seconds"] = time.perf_counter() - started
-    return _After(server, cohort, memory, record["seconds"], record["accuracy"]), record
+    # What early stopping looks at: higher is better.
+    quality = record["accuracy"] if federation.classes or record["loss"] is None else -record["loss"]
+    return _After(server, cohort, memory, record["seconds"], quality), record
 
 
 def _commit(progress: Progress, after: _After, stop: Stop) -> None:
@@ -175,17 +181,17 @@ def _commit(progress: Progress, after: _After, stop: Stop) -> None:
     progress.seconds += after.seconds
     if after.memory is not None:
         progress.memory.store(after.cohort, after.memory)
-    accuracy = after.accuracy
-    if accuracy is None:
+    quality = after.quality
+    if quality is None:
         return
-    if progress.best is None or accuracy > progress.best:
-        progress.best, progress.stale = accuracy, 0
+    if progress.best is None or quality > progress.best:
+        progress.best, progress.stale = quality, 0
     else:
         progress.stale += 1
-    if stop.accuracy is not None and accuracy >= stop.accuracy:
-        progress.stopped = f"the test accuracy reached {accuracy:.4f} (stop.accuracy={stop.accuracy})"
+    if stop.accuracy is not None and quality >= stop.accuracy:
+        progress.stopped = f"the test accuracy reached {quality:.4f} (stop.accuracy={stop.accuracy})"
     elif stop.patience is not None and progress.stale >= stop.patience:
-        progress.stopped = f"{progress.stale} evaluations without a better test accuracy (stop.patience)"
+        progress.stopped = f"{progress.stale} evaluations without a better test score (stop.patience)"
 
 
 def _measures(moves: Moves) -> Record:
@@ -221,10 +227,8 @@ def _notes(training: Training) -> list[str]:
 
 def _finish(training: Training, progress: Progress, folder: Folder, books: Bookkeeper) -> Record:
     objective, server = training.objective, progress.server
-    model = {k: v.contiguous().cpu() for k, v in objective.layout.named(server["w"]).items()}
-    if objective.buffers.dim:
-        model |= {k: v.contiguous().cpu() for k, v in objective.buffers.named(server[BUFFERS]).items()}
-    write_bytes(folder.model, save(model))
+    training.engine.bind(server)
+    write_bytes(folder.model, save(objective.tensors()))
     by_client = accuracy_by_client(training, server)
     accuracies = None if by_client is None else [None if a != a else round(a, 6) for a in by_client.tolist()]
     write_json(folder.clients, _client_facts(training) | {"accuracy": accuracies})
@@ -240,7 +244,7 @@ def _finish(training: Training, progress: Progress, folder: Folder, books: Bookk
         "rounds": progress.round,
         "accuracy": scores["accuracy"],
         "loss": scores["loss"],
-        "best_accuracy": progress.best,
+        "best_accuracy": progress.best if training.federation.classes else None,
         "client_accuracy": clients,
         "worst10_accuracy": None if clients is None else clients["worst10"],
         "seconds": progress.seconds,
@@ -249,6 +253,7 @@ def _finish(training: Training, progress: Progress, folder: Folder, books: Bookk
         "engine_reason": training.engine_reason,
         "threads": training.threads,
         "input_shape": list(training.federation.input_shape),
+        "tokens": not training.federation.test.x.is_floating_point(),
         "classes": training.federation.classes,
         "parameters": objective.layout.dim,
         "population": training.federation.population,

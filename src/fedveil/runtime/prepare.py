@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,21 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from fedveil import data as data_room
-from fedveil.core.errors import Refused, one_of
+from fedveil.core.errors import Refused
 from fedveil.core.federation import Federation
 from fedveil.core.method import Method
-from fedveil.core.streams import torch_seed
 from fedveil.local.engine import Engine
-from fedveil.local.objective import LOSSES, Loss, Objective
+from fedveil.local.objective import Loss, Objective
 from fedveil.local.sequential import Sequential
 from fedveil.runtime.build import build
+from fedveil.runtime.model import OWN, Task, build_objective
 from fedveil.runtime.settings import Settings
 
 COHORT = 10
 SMALL = 500_000
 """Parameters below which one thread is the default."""
-OWN = "own"
-"""Marks a part in ``config.yaml`` that was handed in from Python and is no setting."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,13 +80,15 @@ def prepare(
 ) -> Training:
     """Build the parts that the configuration names, except those that are handed in ready-made."""
     settings = Settings.read(config)
+    _check_kinds(method, data)
+    if config.get("cwd") and config["cwd"] not in sys.path:
+        sys.path.append(config["cwd"])  # import paths were written for the folder where the run began
     federation = data if data is not None else build_federation(config)
     cohort = _cohort(settings, federation)
     recipe = method if method is not None else build_method(config, settings)
-    shape, classes = federation.input_shape, federation.classes
-    objective = build_objective(config, settings, shape, classes, model=model, loss=loss)
-    if classes and objective.loss is LOSSES["mse"]:
-        raise Refused(f"loss: mse needs targets that are numbers, {federation.name} has classes; use cross_entropy")
+    objective = build_objective(config, settings, Task.of(federation), model=model, loss=loss)
+    if settings.stop.accuracy is not None and not federation.classes:
+        raise Refused("stop.accuracy: there is no accuracy where the target is a number; use stop.patience")
     _refuse_leaks(settings, recipe, federation, objective)
     engine = Sequential(objective, federation, settings.batching, settings.sgd, settings.seed)
     reason = "the reference, the only tier so far" if settings.engine == "auto" else "as asked"
@@ -99,12 +100,21 @@ def build_federation(config: Mapping[str, Any]) -> Federation:
     node = dict(config["data"])
     if OWN in node:
         raise Refused("data: this run's data was handed in from Python; hand it in again, as data=...")
-    source = str(node.pop("source"))
+    source = str(node.pop("source", None))
     try:
         return data_room.load(source, seed=config["seed"], population=config["population"], **node)
     except Refused as refusal:
         # The data room speaks of its own settings; a person knows them as data.alpha, data.path, ...
         raise Refused(f"data.{refusal}" if str(refusal).split(":")[0] in node else str(refusal)) from None
+
+
+def _check_kinds(method: object, data: object) -> None:
+    if method is not None and not isinstance(method, Method):
+        raise Refused(f"method: {method!r} is not a Method; hand in what a recipe returns, or a name")
+    if data is not None and not all(hasattr(data, name) for name in ("train", "holdout", "sizes", "test")):
+        raise Refused(
+            f"data: a {type(data).__name__} is not a federation; make one with fedveil.data.from_arrays or from_clients"
+        )
 
 
 def _cohort(settings: Settings, federation: Federation) -> int:
@@ -139,60 +149,6 @@ def build_method(config: Mapping[str, Any], settings: Settings) -> Method:
     if not isinstance(recipe, Method):
         raise Refused(f"method.build: {config['method']['build']} returned {type(recipe).__name__}; return a Method")
     return recipe
-
-
-def build_objective(
-    config: Mapping[str, Any],
-    settings: Settings,
-    input_shape: tuple[int, ...],
-    classes: int,
-    *,
-    model: nn.Module | None = None,
-    loss: Loss | None = None,
-) -> Objective:
-    """The model for inputs and classes like these, with initial weights that belong to the run's seed."""
-    if loss is None:
-        if settings.loss == OWN:
-            raise Refused("loss: this run's loss was handed in from Python; hand it in again, as loss=...")
-        one_of("loss", settings.loss, LOSSES)
-    if model is None:
-        if OWN in config["model"]:
-            raise Refused("model: this run's model was handed in from Python; hand it in again, as model=...")
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(torch_seed(settings.seed, "initial weights"))
-            given = {"input_shape": input_shape, "classes": classes}
-            model = build(config["model"], "model", **given)
-    if not isinstance(model, nn.Module):
-        raise Refused(f"model.build: {config['model']['build']} returned {type(model).__name__}; return a Module")
-    model = model.to(settings.torch_device, settings.torch_dtype)
-    _try_out(model, input_shape, classes)
-    objective = Objective.of(model, loss or LOSSES[settings.loss])
-    if not objective.layout.dim:
-        raise Refused("model: it has no trainable parameters; give a model with requires_grad parameters")
-    return objective
-
-
-def _try_out(module: nn.Module, input_shape: tuple[int, ...], classes: int) -> None:
-    """One forward pass, so that a model that does not fit the data fails before the run and in words."""
-    like = next(module.parameters(), torch.zeros(()))
-    sample = torch.zeros(2, *input_shape, dtype=like.dtype, device=like.device)
-    training = module.training
-    module.eval()
-    try:
-        with torch.no_grad():
-            outputs = module(sample)
-    except (RuntimeError, ValueError, TypeError, IndexError) as problem:
-        raise Refused(
-            f"model: it does not accept inputs of shape {input_shape} "
-            f"({str(problem).splitlines()[0]}); choose another model or reshape the data"
-        ) from None
-    finally:
-        module.train(training)
-    if classes and (outputs.dim() != 2 or outputs.shape[1] < classes):
-        raise Refused(
-            f"model: its outputs have shape {tuple(outputs.shape[1:])} per example, but the data has "
-            f"{classes} classes; give one output per class"
-        )
 
 
 def _refuse_leaks(settings: Settings, method: Method, federation: Federation, objective: Objective) -> None:

@@ -38,7 +38,9 @@ class Result:
     def outputs(self, x: Any) -> Tensor:
         """What the model answers: one row of scores per example."""
         like = next(self.model.parameters())
-        return predict(self.objective, torch.as_tensor(x).to(like.device, like.dtype))
+        inputs = torch.as_tensor(x)
+        whole = self.summary["tokens"]
+        return predict(self.objective, inputs.to(like.device) if whole else inputs.to(like.device, like.dtype))
 
     def predict(self, x: Any) -> Tensor:
         """The class number of each example (the value itself where the target is a number)."""

@@ -92,7 +92,7 @@ class Settings:
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
-    loss: str = "cross_entropy"
+    loss: str | None = None
     server_lr: float = 1.0
     server_momentum: float = 0.0
     seed: int = 0
@@ -108,6 +108,8 @@ class Settings:
     def __post_init__(self) -> None:
         positive(rounds=self.rounds, lr=self.lr, server_lr=self.server_lr)
         not_negative(weight_decay=self.weight_decay)
+        if not 0 <= self.seed < 2**63:
+            raise Refused(f"seed: {self.seed} is out of range; give a whole number from 0 to 2^63 - 1")
         fraction(momentum=self.momentum, server_momentum=self.server_momentum)
         for name in ("population", "cohort", "threads"):
             if getattr(self, name) is not None:
@@ -117,7 +119,7 @@ class Settings:
     @classmethod
     def read(cls, config: Mapping[str, Any]) -> Settings:
         """The settings of a resolved configuration."""
-        own = {k: v for k, v in config.items() if k not in (*GROUPS, "out", "overrides", "version")}
+        own = {k: v for k, v in config.items() if k not in (*GROUPS, "out", "overrides", "version", "cwd")}
         for name, kind in (("evaluate", Evaluate), ("checkpoint", Checkpoint), ("stop", Stop), ("privacy", Privacy)):
             own[name] = call(kind, name, own.get(name, {}), {})
         settings = call(cls, "", own, {})

@@ -1,0 +1,99 @@
+"""The privacy statement of a run, in a headline and in full, explained in plain language."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fedveil.report.drawing import Plot
+from fedveil.report.read import Run, items, number
+from fedveil.report.shell import figures
+from fedveil.report.words import figure, words
+
+
+def holds(row: Any) -> str:
+    """The status of a statement row; a claim without a finite epsilon is no claim."""
+    status = str(row.get("status") or "none")
+    return status if number(row, "epsilon") is not None and status in ("proved", "nominal") else "none"
+
+
+def claims(run: Run) -> list[dict[str, Any]]:
+    """The rows of the privacy statement."""
+    return [row for row in items(run.statement, "rows") if isinstance(row, dict)]
+
+
+def privacy_in_words(run: Run) -> tuple[str, str]:
+    """The privacy of a run as a headline and its details."""
+    rows = claims(run)
+    if not rows:
+        return "Not stated", "This run folder holds no privacy statement; assume no protection."
+    proved, nominal, none = ([r for r in rows if holds(r) == status] for status in ("proved", "nominal", "none"))
+    bare = dict.fromkeys(f"{words(r.get('observer'))} per {words(r.get('unit'))}" for r in none)
+    lines = [
+        f"ε = {figure(number(r, 'epsilon'))}, δ = {figure(number(r, 'delta'))} per {words(r.get('unit'))} "
+        f"towards {words(r.get('observer'))}, {holds(r)}"
+        for r in (*proved, *nominal)
+    ]
+    if not lines:
+        seen = ", ".join(dict.fromkeys(words(r.get("observer")) for r in none))
+        return "No protection claimed", f"Nothing is claimed towards any observer ({seen})."
+    if bare:
+        lines.append(f"nothing claimed towards {', '.join(bare)}")
+    head = ("Proved in part" if nominal or bare else "Proved") if proved else "Nominal only"
+    return head, "<br>".join(lines)
+
+
+OBSERVERS = {
+    "server": "The server sees what the transport shows it: every client's upload, or only their sum.",
+    "public": "Anyone who gets the released global models, which includes the other clients.",
+    "shuffler": "The shuffler sees the sealed uploads and who sent them.",
+}
+UNITS = {"record": "one training example of a client", "client": "everything that one client holds"}
+
+
+def explain(row: dict[str, Any]) -> str:
+    """A row of the privacy statement in plain language."""
+    observer, unit, status = str(row.get("observer")), str(row.get("unit")), holds(row)
+    who = OBSERVERS.get(observer, f"{words(observer)} is a party of its own and sees what the protocol shows it.")
+    what = UNITS.get(unit, words(unit))
+    epsilon, delta = number(row, "epsilon"), number(row, "delta")
+    if status == "none" or epsilon is None:
+        return f"{who} No privacy protection is claimed against this observer: it may learn about {what}."
+    factor = f"= {math.exp(epsilon):.3g}" if epsilon < 7 else "(more than 1,000)"
+    slack = f', apart from a slack of <span class="whole">δ = {delta:g}</span>' if delta else ""
+    meaning = (
+        f"whether {what} took part or not changes the chance of anything this observer can see "
+        f"by a factor of at most e<sup>ε</sup> {factor}{slack}."
+    )
+    if status == "nominal":
+        return f"{who} By a published formula that we do not stand behind, so do not rely on it: {meaning}"
+    large = " So large an ε rules out little by itself." if epsilon > 10 else ""
+    return f"{who} Proved from the run's ledger: {meaning}{large}"
+
+
+def privacy(run: Run, plots: list[Plot]) -> str:
+    """The privacy statement, each row explained."""
+    heads = ("Observer", "Unit", "ε", "δ", "Status", "Mechanism", "Sampling", "Accountant")
+    body = ""
+    for row in claims(run):
+        epsilon = number(row, "epsilon")
+        status = holds(row)
+        values = [words(row.get("unit")), "infinite" if epsilon is None else figure(epsilon)]
+        values += [words(row.get("delta")), f'<span class="badge {status}">{status}</span>']
+        values += [words(row.get(key)) for key in ("mechanism", "sampling", "accountant")]
+        cells = "".join(f'<td data-label="{head}">{value}</td>' for head, value in zip(heads[1:], values, strict=True))
+        note = f" Note: {words(row['note'])}" if row.get("note") else ""
+        first = f'<th scope="row" data-label="{heads[0]}">{words(row.get("observer"))}</th>'
+        body += f'<tr class="claim">{first}{cells}</tr>'
+        body += f'<tr class="why"><td colspan="{len(heads)}">{explain(row)}{note}</td></tr>'
+    if not body:
+        return "<p>This run folder holds no privacy statement; assume that nothing is protected.</p>" + figures(
+            "privacy", plots
+        )
+    notes = "".join(f"<li>{words(note)}</li>" for note in items(run.statement, "notes"))
+    head = "".join(f'<th scope="col">{text}</th>' for text in heads)
+    whole = f'<table class="statement"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    lead = "<p>The most each observer can learn about one privacy unit; the smaller ε, the stronger the protection.</p>"
+    return (
+        f'{lead}<div class="sheet">{whole}</div>' + (f"<ul>{notes}</ul>" if notes else "") + figures("privacy", plots)
+    )
