@@ -173,7 +173,7 @@ def test_every_command_shows_an_example(tmp_path):
             "model.build: 'torch.nn' has no function or class 'Lineer'; did you mean 'Linear'?",
         ),
         (["loss=hinge"], "loss: 'hinge' is unknown"),
-        (["loss=mse"], "loss: mse needs targets that are numbers"),
+        (["loss=mse"], "loss: mse does not fit targets that are 10 classes; use cross_entropy"),
         (["rounds=three"], "rounds: 'three' is not allowed; give a whole number"),
         (["device=cuda"], "device: cuda was asked for but torch sees no CUDA device"),
         (["data.alpha=0.1"], "data.alpha: "),
