@@ -1,5 +1,7 @@
 """The command as a person uses it: what works, and what is refused in one sentence with exit code 2."""
 
+import contextlib
+import io
 import os
 import re
 import subprocess
@@ -9,6 +11,8 @@ from pathlib import Path
 import orjson
 import pytest
 from safetensors.numpy import load_file
+
+from fedveil.cli import main
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,13 +35,30 @@ def good(*arguments, cwd, **kw):
     return done.stdout
 
 
-def refused(*arguments, cwd, **kw):
-    done = fedveil(*arguments, cwd=cwd, **kw)
-    assert done.returncode == 2, (done.returncode, done.stdout, done.stderr)
-    assert "Traceback" not in done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
+def refused(*arguments, cwd, env=None):
+    """The one sentence of a refusal; in process, because there are many and torch takes its time to start."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        patch.chdir(cwd)
+        patch.setattr(sys, "argv", ["fedveil", *arguments])
+        for name, value in (env or {}).items():
+            patch.setenv(name, value)
+        with pytest.raises(SystemExit) as left:
+            main()
+    assert left.value.code == 2, (left.value.code, out.getvalue(), err.getvalue())
+    lines = err.getvalue().strip().splitlines()
+    assert len(lines) == 1, err.getvalue()
     return lines[0].removeprefix("fedveil: ")
+
+
+def test_a_refusal_is_one_line_and_exit_code_2_for_a_real_process(tmp_path):
+    done = fedveil("run", "lr=-1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "fedveil: lr: -1.0 is not a positive number; give a value above 0\n"
 
 
 def examples_in_help():

@@ -180,3 +180,10 @@ def test_an_empty_ledger_claims_nothing():
     statement = Statement.of(accounts(local=False), [])
     assert {r.status for r in statement.rows} == {"none"}
     assert all(math.isinf(r.epsilon) for r in statement.rows)
+
+
+def test_the_accountants_have_the_names_that_settings_know():
+    from fedveil.privacy.accountants import ACCOUNTANTS
+    from fedveil.privacy.events import ACCOUNTANT_NAMES
+
+    assert tuple(ACCOUNTANTS) == ACCOUNTANT_NAMES

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fedveil.core.signal import Unit
-from fedveil.privacy.accountants import epsilon
 from fedveil.privacy.events import Adjacency, Event, event_of, joint
 from fedveil.privacy.ledger import Entry, Line
 
@@ -147,6 +146,8 @@ class Accounts:
     def _cost(self, tally: Tally, accountant: str) -> float:
         key = (frozenset(tally.items()), accountant)
         if key not in self._known:
+            from fedveil.privacy.accountants import epsilon  # a second to load; only private runs need it
+
             self._known[key] = epsilon(tally, self.delta, accountant)
         return self._known[key]
 

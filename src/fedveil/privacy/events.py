@@ -18,6 +18,8 @@ from fedveil.core.stage import Release
 
 Mechanism = Literal["gaussian", "laplace", "discrete_gaussian", "skellam", "pure"]
 Adjacency = Literal["zero_out", "add_remove", "replace"]
+ACCOUNTANT_NAMES = ("rdp", "pld", "moments", "basic", "advanced", "optimal")
+"""Named here, so that a run without a mechanism need not load the accountants."""
 MECHANISMS = ("gaussian", "laplace", "discrete_gaussian", "skellam", "pure")
 ADJACENCIES = ("zero_out", "add_remove", "replace")
 

@@ -19,7 +19,6 @@ from fedveil.privacy.claims import Accounts, Observer
 from fedveil.privacy.events import Poisson, Sampling, WithoutReplacement
 from fedveil.privacy.ledger import Ledger, Line, lines_of
 from fedveil.privacy.rng import secure_generator
-from fedveil.privacy.search import rounds_left
 from fedveil.privacy.statement import Statement
 from fedveil.runtime.folder import Folder
 from fedveil.runtime.prepare import Training
@@ -152,6 +151,8 @@ class Bookkeeper:
         privacy, accounts = self.privacy, self.accounts
         if privacy.epsilon is None or not self.training.method.private:
             return None
+        from fedveil.privacy.search import rounds_left
+
         client = accounts.worst_client(self.unit) or 0
         coming = accounts.events(self.plan([client], {}), self.unit)
         return rounds_left(

@@ -11,8 +11,7 @@ import torch
 from fedveil.core.errors import Refused, fraction, not_negative, one_of, positive
 from fedveil.local.batches import Batching
 from fedveil.local.objective import Sgd
-from fedveil.privacy.accountants import ACCOUNTANTS
-from fedveil.privacy.events import Adjacency
+from fedveil.privacy.events import ACCOUNTANT_NAMES, Adjacency
 from fedveil.privacy.rng import Rng
 from fedveil.runtime.build import call
 
@@ -75,7 +74,7 @@ class Privacy:
             positive(**{"privacy.epsilon": self.epsilon})
         if not 0 < self.delta < 1:
             raise Refused(f"privacy.delta: {self.delta} is outside (0, 1); give a small probability, such as 1e-5")
-        one_of("privacy.accountant", self.accountant, ACCOUNTANTS)
+        one_of("privacy.accountant", self.accountant, ACCOUNTANT_NAMES)
 
 
 @dataclass(frozen=True, kw_only=True)
