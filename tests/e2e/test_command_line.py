@@ -319,6 +319,7 @@ def test_budget_solves_for_noise_and_for_steps_and_draws(tmp_path):
     [
         (["--noise", "1.1"], "budget: give exactly two of epsilon, noise and steps"),
         (["--noise", "0", "--steps", "10"], "noise: 0.0 is not a positive number"),
+        (["--noise", "1e-300", "--steps", "10"], "noise: a multiplier of 1e-300 protects nothing"),
         (["--noise", "1", "--steps", "0"], "steps: 0 is not a number of steps"),
         (["--epsilon", "-1", "--steps", "10"], "epsilon: -1.0 is not a positive number"),
         (["--noise", "1", "--steps", "10", "--delta", "0"], "delta: "),

@@ -178,7 +178,10 @@ BAD = {
     "integers": (lambda e: e.add_noise({"w": np.arange(3)}, DPConfig()), "'w' holds int64"),
     "nothing": (lambda e: e.add_noise({}, DPConfig()), "gradients"),
     "spent": (lambda e: e.spend(PrivacyBudget(1.0, consumed_epsilon=1.0), DPConfig()), "already spent"),
-    "other config": (lambda e: e.spend(PrivacyBudget(5.0, consumed_epsilon=1.0), DPConfig()), "another configuration"),
+    "other config": (
+        lambda e: e.spend(PrivacyBudget(5.0, consumed_epsilon=1.0), DPConfig()),
+        "nobody knows what the epsilon",
+    ),
     "negative": (lambda e: PrivacyBudget(1.0, consumed_epsilon=-1.0), "consumed_epsilon"),
     "steps": (lambda e: e.compute_privacy_spent(DPConfig(), 0), "steps"),
     "target": (lambda e: e.get_noise_multiplier(0, 1e-5, 0.1, 10), "epsilon"),
@@ -199,3 +202,16 @@ def test_bad_input_gets_one_clear_sentence(engine, case: str):
     assert "\n" not in sentence
     assert 20 < len(sentence) < 220
     assert ";" in sentence
+
+
+def test_steps_of_different_configurations_add_up():
+    """One quiet step and a hundred sampled ones cost what they cost together, by the accountant in use."""
+    from fedveil.privacy.accountants import epsilon
+    from fedveil.privacy.events import Event, Poisson
+
+    engine, budget = DifferentialPrivacyEngine(rng="seeded", seed=0), PrivacyBudget(epsilon=5.0)
+    budget = engine.spend(budget, DPConfig(noise_multiplier=8.0, sampling_rate=1.0))
+    budget = engine.spend(budget, DPConfig(noise_multiplier=1.1117, sampling_rate=0.001), num_steps=100)
+    both = [Event("gaussian", 8.0), Event("gaussian", 1.1117, Poisson(0.001), 100)]
+    assert budget.consumed_epsilon == pytest.approx(epsilon(both, budget.delta))
+    assert budget.rounds_consumed == 101

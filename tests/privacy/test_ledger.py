@@ -160,7 +160,7 @@ def test_a_damaged_ledger_makes_no_claim(tmp_path):
         ledger.charge(number, lines([release()]))
     text = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"{}\n" + text[1])
-    with pytest.raises(Refused, match="line 1 cannot be read; the ledger is damaged"):
+    with pytest.raises(Refused, match="line 1 is not what was written; the ledger is damaged"):
         Ledger.replay(path)
 
 
@@ -187,3 +187,35 @@ def test_the_accountants_have_the_names_that_settings_know():
     from fedveil.privacy.events import ACCOUNTANT_NAMES
 
     assert tuple(ACCOUNTANTS) == ACCOUNTANT_NAMES
+
+
+def test_two_releases_of_one_line_share_their_cohort_too():
+    sampling = Poisson(0.1)
+    a, b = accounts(local=False), accounts(local=False)
+    a.add(lines_of([release(None, slot="on_mean", count=2)], {None: sampling}, ("public",)))
+    one = Event("gaussian", 2.0, sampling)
+    assert a.spent("public", "client") == pytest.approx(epsilon(joint([one, one]), DELTA))
+    pair = [
+        release(None, slot="on_mean", mechanism="laplace", std=2.0),
+        release(None, slot="on_delta", mechanism="laplace"),
+    ]
+    b.add(lines_of(pair, {None: sampling}, ("public",)))
+    assert all(event.sampling is None for event in b.of_all), "no joint theorem: nothing is amplified"
+
+
+def test_a_ledger_is_one_chain(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    for number in (1, 2, 3):
+        ledger.charge(number, lines([release()]), "same")
+    assert Ledger.replay(path).heads == ledger.heads
+    text = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(text[0] + text[2])
+    with pytest.raises(Refused, match="line 2 is not what was written"):
+        Ledger.replay(path)
+    path.write_bytes(b"".join(text))
+    again = Ledger.replay(path)
+    again.forget(ledger.heads[1])
+    assert [e.round for e in again.entries] == [1]
+    again.charge(2, lines([release()]), "same")
+    assert Ledger.replay(path).heads == ledger.heads[:3], "the same charges give the same chain"

@@ -152,22 +152,26 @@ class Killed(BaseException):
     """Stands for a process that is gone."""
 
 
-def killed_in_round(monkeypatch, number):
-    """Die after the round was charged and computed, before anything of it was saved."""
-    commit = inline._commit
+def killed_in_round(monkeypatch, number, when="after"):
+    """Die in a round: before anything of it was computed, or after all of it was, with nothing saved."""
+    compute = inline._round
 
-    def die(progress, after, stop):
+    def die(training, progress, books, cohort, lines):
+        if progress.round + 1 == number and when == "before":
+            raise Killed
+        done = compute(training, progress, books, cohort, lines)
         if progress.round + 1 == number:
             raise Killed
-        commit(progress, after, stop)
+        return done
 
-    monkeypatch.setattr(inline, "_commit", die)
+    monkeypatch.setattr(inline, "_round", die)
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("rng", ["seeded", "secure"])
-def test_an_interrupted_round_is_charged_exactly_as_often_as_it_released(tmp_path, monkeypatch, rng):
+def test_an_interrupted_round_is_charged_exactly_as_often_as_it_released(tmp_path, monkeypatch, rng, when):
     with monkeypatch.context() as patch:
-        killed_in_round(patch, 3)
+        killed_in_round(patch, 3, when)
         with pytest.raises(Killed):
             run(tmp_path / "r", local(), f"privacy.rng={rng}", rounds=5, cohort=4)
     assert [e.round for e in Ledger.replay(tmp_path / "r/ledger.jsonl").entries] == [1, 2, 3], "charged before it ran"
@@ -198,7 +202,7 @@ def test_secure_noise_differs_from_run_to_run_and_seeded_noise_does_not(tmp_path
 def test_the_statement_says_what_is_not_covered(tmp_path):
     result = run(tmp_path / "r", local())
     text = (tmp_path / "r/statement.md").read_text()
-    assert "Not covered: accuracies" in text
+    assert "Not covered: what this run folder says" in text
     assert "privacy.rng=seeded" in text
     assert "zero_out" in text
     data = orjson.loads((tmp_path / "r/statement.json").read_bytes())
@@ -299,3 +303,155 @@ def test_an_accountant_that_cannot_count_these_events_says_so_before_the_first_r
     with pytest.raises(Refused, match="without replacement"):
         run(tmp_path / "r", central(), "privacy.accountant=pld")
     assert (tmp_path / "r/events.jsonl").read_bytes() == b""
+
+
+def stopped_early(tmp_path, monkeypatch, *overrides, method=None, at=6):
+    """A run that died in round 6 with its last checkpoint at round 4, and its configuration as text."""
+    with monkeypatch.context() as patch:
+        killed_in_round(patch, at)
+        # A real kill leaves no time to save; an exception would.
+        patch.setattr(inline, "save_progress", only_every(4, inline.save_progress))
+        with pytest.raises(Killed):
+            run(tmp_path / "r", method or local(), *overrides, rounds=8, cohort=4)
+    return tmp_path / "r/config.yaml"
+
+
+def only_every(rounds, save):
+    def sometimes(root, progress):
+        if progress.round % rounds == 0:
+            save(root, progress)
+
+    return sometimes
+
+
+def test_several_lost_rounds_are_replayed_at_one_charge_when_seeded(tmp_path, monkeypatch):
+    stopped_early(tmp_path, monkeypatch)
+    result = fedveil.resume(tmp_path / "r", method=local(), data=blobs())
+    assert [e.round for e in Ledger.replay(result.folder.ledger).entries] == list(range(1, 9))
+    assert result.summary["model_hash"] == run(tmp_path / "s", local(), rounds=8, cohort=4).summary["model_hash"]
+
+
+@pytest.mark.parametrize(
+    "edit", [("rng: seeded", "rng: secure"), ("seed: 0", "seed: 1"), ("lr: 0.1", "lr: 0.3"), ("cohort: 4", "cohort: 3")]
+)
+def test_a_changed_run_is_not_resumed_under_its_old_charges(tmp_path, monkeypatch, edit):
+    """Another seed releases twice; other moves under the same noise would cancel it out."""
+    config = stopped_early(tmp_path, monkeypatch)
+    assert edit[0] in config.read_text()
+    config.write_text(config.read_text().replace(*edit))
+    with pytest.raises(Refused, match="resume: settings, method, model or data are not those"):
+        fedveil.resume(tmp_path / "r", method=local(), data=blobs())
+
+
+def test_secure_charges_are_not_forgotten_by_calling_them_seeded(tmp_path, monkeypatch):
+    config = stopped_early(tmp_path, monkeypatch, "privacy.rng=secure")
+    config.write_text(config.read_text().replace("rng: secure", "rng: seeded"))
+    with pytest.raises(Refused, match="resume: settings, method"):
+        fedveil.resume(tmp_path / "r", method=local(), data=blobs())
+
+
+def test_another_method_or_other_data_does_not_inherit_the_claims(tmp_path, monkeypatch):
+    stopped_early(tmp_path, monkeypatch)
+    for parts in ({"method": local(8.0), "data": blobs()}, {"method": local(), "data": blobs(seed=1)}):
+        with pytest.raises(Refused, match="resume: settings, method"):
+            fedveil.resume(tmp_path / "r", **parts)
+
+
+def test_unprotected_rounds_are_not_claimed_by_a_private_method(tmp_path):
+    from fedveil.methods.fedavg import fedavg
+
+    run(tmp_path / "r", fedavg(), rounds=2, cohort=4)
+    config = tmp_path / "r/config.yaml"
+    config.write_text(config.read_text().replace("rounds: 2", "rounds: 4"))
+    with pytest.raises(Refused, match="resume: settings, method"):
+        fedveil.resume(tmp_path / "r", method=local(), data=blobs())
+
+
+@pytest.mark.parametrize("how", ["delete", "cut", "edit"])
+def test_a_lost_or_edited_ledger_supports_no_claim(tmp_path, how):
+    result = run(tmp_path / "r", local(), rounds=3, cohort=4)
+    ledger = result.folder.ledger
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    if how == "delete":
+        ledger.unlink()
+    elif how == "cut":
+        ledger.write_bytes(lines[0])
+    else:
+        ledger.write_bytes(b"".join(lines).replace(b'"noise_std":2.0', b'"noise_std":9.0'))
+    with pytest.raises(Refused, match="no claim"):
+        fedveil.resume(tmp_path / "r", method=local(), data=blobs())
+
+
+def test_falling_back_to_an_older_checkpoint_keeps_the_charges_right(tmp_path):
+    result = run(tmp_path / "r", local(), rounds=5, cohort=4)
+    whole = result.summary["model_hash"]
+    newest = max(result.folder.checkpoint.glob("round-*"))
+    (newest / "state.json").write_bytes(b"{")
+    again = fedveil.resume(tmp_path / "r", method=local(), data=blobs())
+    assert again.summary["model_hash"] == whole
+    assert [e.round for e in Ledger.replay(result.folder.ledger).entries] == [1, 2, 3, 4, 5]
+    assert rows(again)["server", "client"].epsilon == rows(result)["server", "client"].epsilon
+
+
+def test_under_secure_the_cohorts_of_a_central_claim_are_secret(tmp_path):
+    drawn = [
+        [e["clients"] for e in run(tmp_path / str(i), central(), "privacy.rng=secure", rounds=12).history]
+        for i in range(2)
+    ]
+    assert drawn[0] != drawn[1]
+    seeded = [[e["clients"] for e in run(tmp_path / f"s{i}", central(), rounds=12).history] for i in range(2)]
+    assert seeded[0] == seeded[1]
+
+
+def test_secure_server_noise_differs_from_run_to_run(tmp_path):
+    hashes = [
+        run(tmp_path / str(i), central(), "privacy.rng=secure", rounds=1, cohort=4).summary["model_hash"]
+        for i in range(2)
+    ]
+    assert hashes[0] != hashes[1]
+
+
+def test_a_central_claim_states_its_premises(tmp_path):
+    claim = rows(run(tmp_path / "r", central()))["public", "client"]
+    assert "the server is trusted" in claim.note
+    assert "secret from the public" in claim.note
+    everybody = rows(run(tmp_path / "s", central(), cohort=4))["public", "client"]
+    assert everybody.sampling == "none"
+    assert everybody.epsilon == pytest.approx(reference(2.0, 6), rel=1e-3), "nobody is drawn, nothing is doubled"
+
+
+def test_a_clip_at_the_mean_is_no_clip_of_a_client():
+    """Means of {10, −9} and {0, −9}, clipped to 1, differ by 1.5: the length is bounded, the change is not."""
+    for stage in (clip(1.0), adaptive_clip(cohort=4)):
+        with pytest.raises(Refused, match="at on_mean it bounds the mean's length"):
+            Method(name="bad", local=FedAvg(), on_mean=chain(stage, gaussian(2.0)), transport=Plain(), aggregate=Mean())
+
+
+def test_presence_is_no_secret_from_the_server(tmp_path):
+    with pytest.raises(Refused, match="privacy.adjacency: under add_remove"):
+        run(tmp_path / "r", local(), "privacy.adjacency=add_remove")
+    with pytest.raises(Refused, match="privacy.unit: 'records' is not allowed; give record or client"):
+        run(tmp_path / "r", local(), "privacy.unit=records")
+
+
+@pytest.mark.parametrize("noise", ["laplace", "discrete_gaussian", "skellam"])
+def test_other_mechanisms_run_centrally_with_everybody(tmp_path, noise):
+    from fedveil.privacy import noise as mechanisms
+
+    method = Method(
+        name=noise,
+        local=FedAvg(),
+        on_delta=clip(1.0),
+        on_mean=getattr(mechanisms, noise)(4.0),
+        transport=Plain(),
+        aggregate=Mean(),
+    )
+    claim = rows(run(tmp_path / "r", method, cohort=4, rounds=2))["public", "client"]
+    assert (claim.status, claim.mechanism) == ("proved", f"{noise} (client)")
+    assert math.isfinite(claim.epsilon)
+
+
+def test_the_summary_and_the_statement_tell_the_same_epsilon(tmp_path):
+    result = run(tmp_path / "r", local(), "privacy.accountant=pld", cohort=4)
+    assert result.summary["epsilon"]["epsilon"] == rows(result)["server", "client"].epsilon
+    assert result.history[-1]["epsilon"]["accountant"] == "rdp"

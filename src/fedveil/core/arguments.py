@@ -61,11 +61,15 @@ def _keywords(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _kinds(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return typing.get_args(hint) if _is_union(hint) else (hint,)
+
+
+def _is_union(hint: Any) -> bool:
+    return isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union
 
 
 def _fits(value: object, hint: Any) -> bool:
-    if isinstance(hint, types.UnionType):
+    if _is_union(hint):
         return any(_fits(value, part) for part in hint.__args__)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
@@ -86,7 +90,7 @@ def _fits(value: object, hint: Any) -> bool:
 
 
 def _words(hint: Any) -> str:
-    if isinstance(hint, types.UnionType):
+    if _is_union(hint):
         return " or ".join(_words(part) for part in hint.__args__)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:

@@ -11,8 +11,15 @@ from fedveil.data.raw import IntArray
 SELECTIONS = ("fixed", "poisson")
 
 
-def draw(seed: int, round: int, population: int, cohort: int, selection: str = "fixed") -> IntArray:
-    """The clients of one round, in ascending order.
+def draw(
+    seed: int,
+    round: int,
+    population: int,
+    cohort: int,
+    selection: str = "fixed",
+    rng: np.random.Generator | None = None,
+) -> IntArray:
+    """The clients of one round, in ascending order; with an ``rng`` of one's own they do not follow from the seed.
 
     ``fixed`` draws exactly ``cohort`` clients without replacement; ``poisson`` takes each client
     independently with probability ``cohort / population`` (its number is binomial, and may be 0).
@@ -29,7 +36,7 @@ def draw(seed: int, round: int, population: int, cohort: int, selection: str = "
             f"cohort: {cohort} clients per round is more than the population of {population}; lower cohort "
             f"to at most {population}, or raise population"
         )
-    rng = stream(seed, "cohort", round)
+    rng = rng or stream(seed, "cohort", round)
     # Given how many of the independent coins fall heads, who they are is a uniform draw: no coin per client.
     count = cohort if selection == "fixed" else int(rng.binomial(population, cohort / population))
     return np.sort(rng.choice(population, size=count, replace=False, shuffle=False))

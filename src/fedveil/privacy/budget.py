@@ -17,7 +17,7 @@ from fedveil.core.errors import Refused, one_of, positive
 from fedveil.privacy.accountants import ACCOUNTANTS
 from fedveil.privacy.accountants import epsilon as spent
 from fedveil.privacy.analytic import check_delta
-from fedveil.privacy.events import SKELLAM_STEPS, Adjacency, Event, Mechanism, Sampling, tally
+from fedveil.privacy.events import LEAST, SKELLAM_STEPS, Adjacency, Event, Mechanism, Sampling, tally
 from fedveil.privacy.search import COARSE, check_steps, max_steps, noise_multiplier, sampling_of
 
 Unknown = Literal["epsilon", "multiplier", "steps"]
@@ -71,6 +71,8 @@ def budget(
         positive(epsilon=epsilon)
     if multiplier is not None:
         positive(noise=multiplier)
+        if multiplier < LEAST:
+            raise Refused(f"noise: a multiplier of {multiplier:g} protects nothing; give at least {LEAST:g}")
     if steps is not None:
         check_steps(steps)
     for name in accountants:

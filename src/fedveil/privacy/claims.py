@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedveil.core.signal import Unit
@@ -139,9 +139,11 @@ class Accounts:
     def _central(self, lines: Sequence[Line]) -> list[Event]:
         """Central lines of one round share one cohort: Gaussian ones are joined before the draw amplifies them."""
         events = [event_of(x.release, x.sampling, self.adjacency) for x in lines if x.clients is None]
-        if len(events) > 1 and all(e.mechanism == "gaussian" and e.sampling == events[0].sampling for e in events):
+        if sum(e.count for e in events) < 2:
+            return events
+        if all(e.mechanism == "gaussian" and e.sampling == events[0].sampling for e in events):
             return [joint(events)]
-        return events
+        return [replace(e, sampling=None) for e in events]  # no joint theorem: nothing is amplified
 
     def _cost(self, tally: Tally, accountant: str) -> float:
         key = (frozenset(tally.items()), accountant)

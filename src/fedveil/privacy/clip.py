@@ -45,8 +45,12 @@ def shorten(value: Tensor, norm: float) -> Tensor:
     return torch.where(scale > 0, scaled, torch.zeros_like(scaled))
 
 
-def _clipped(signal: Signal, value: Tensor, bound: float) -> Signal:
+def _clipped(signal: Signal, value: Tensor, bound: float, ctx: Context | None) -> Signal:
     """A clipped row: a whole client fits into the bound; noise that went through a clip has no known variance."""
+    if ctx is not None and ctx.slot == "on_mean":
+        raise Refused(
+            "clip: at on_mean it bounds the mean's length, not what one client changes in it; clip at on_delta"
+        )
     noise = signal.noise_var
     silent = noise is not None and not bool(torch.as_tensor(noise).any())
     return Signal(value, bound, "client", 0.0 if silent else None, signal.released)
@@ -63,7 +67,7 @@ class Clip:
 
     def __call__(self, signal: Signal, ctx: Context) -> Signal:
         """All rows at once."""
-        return _clipped(signal, shorten(signal.value, self.norm), self.norm)
+        return _clipped(signal, shorten(signal.value, self.norm), self.norm, ctx)
 
 
 @dataclass(frozen=True)
@@ -113,7 +117,7 @@ class ClipLayers:
         parts = torch.split(signal.value, list(ctx.layout.sizes), dim=1)
         value = torch.cat([shorten(part, norm) for part, norm in zip(parts, norms, strict=True)], dim=1)
         bound = float(self.norms) if isinstance(self.norms, float | int) else math.hypot(*norms)
-        return _clipped(signal, value, bound)
+        return _clipped(signal, value, bound, ctx)
 
 
 def clip(norm: float) -> Clip:

@@ -29,7 +29,7 @@ from fedveil.core.stage import Context, Stage
 from fedveil.privacy import analytic
 from fedveil.privacy.accountants import ACCOUNTANTS, Accountant, epsilon
 from fedveil.privacy.clip import factors
-from fedveil.privacy.events import SKELLAM_STEPS, Event, Poisson
+from fedveil.privacy.events import SKELLAM_STEPS, Event, Poisson, tally
 from fedveil.privacy.noise import discrete_gaussian, gaussian, laplace, skellam
 from fedveil.privacy.protocol import (
     AccountingMethod,
@@ -137,22 +137,27 @@ class DifferentialPrivacyEngine:
                 f"budget: epsilon {budget.consumed_epsilon:.4g} of {budget.epsilon:g} is already spent; "
                 "stop here, or ask for a new budget"
             )
-        config = replace(config, target_delta=budget.delta)
-        before = self._spent(config, budget.rounds_consumed) if budget.rounds_consumed else 0.0
-        if budget.consumed_epsilon > before * (1 + 1e-9):
+        if budget.consumed_epsilon and not budget.events:
             raise Refused(
-                f"budget: {budget.consumed_epsilon:.4g} was spent under another configuration ("
-                f"{budget.rounds_consumed} rounds of this one cost {before:.4g}); account for both with "
-                "fedveil.privacy.accountants.Spent"
+                f"budget: nobody knows what the epsilon of {budget.consumed_epsilon:.4g} was spent on; "
+                "go on with the budget that spend() returned, or account with fedveil.privacy.accountants.Spent"
             )
-        rounds = budget.rounds_consumed + num_steps
-        after = self._spent(config, rounds)
+        config = replace(config, target_delta=budget.delta)
+        counts = tally((*budget.events, _event(config, num_steps)))
+        events = tuple(replace(event, count=times) for event, times in counts.items())
+        after = self._cost(config, events)
         if after > budget.epsilon:
             raise Refused(
                 f"budget: {num_steps} more step(s) would spend epsilon {after:.4g} of {budget.epsilon:g}; "
                 "stop here with the last model, or add noise"
             )
-        return replace(budget, consumed_epsilon=after, consumed_delta=budget.delta, rounds_consumed=rounds)
+        return replace(
+            budget,
+            consumed_epsilon=after,
+            consumed_delta=budget.delta,
+            rounds_consumed=budget.rounds_consumed + num_steps,
+            events=events,
+        )
 
     def renyi_divergence(self, alpha: float, sigma: float) -> float:
         """α/(2σ²): the Rényi divergence of order α of one unsampled Gaussian release (Mironov 2017)."""
@@ -173,10 +178,13 @@ class DifferentialPrivacyEngine:
         return rule(epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
     def _spent(self, config: DPConfig, num_steps: int) -> float:
+        return self._cost(config, (_event(config, num_steps),))
+
+    def _cost(self, config: DPConfig, events: tuple[Event, ...]) -> float:
         orders = None
         if config.accounting is AccountingMethod.RENYI and config.renyi_orders != ORDERS:
             orders = config.renyi_orders
-        return epsilon(_event(config, num_steps), config.target_delta, config.accounting.accountant, orders)
+        return epsilon(events, config.target_delta, config.accounting.accountant, orders)
 
 
 def _event(config: DPConfig, count: int) -> Event:

@@ -18,6 +18,8 @@ from fedveil.core.stage import Release
 
 Mechanism = Literal["gaussian", "laplace", "discrete_gaussian", "skellam", "pure"]
 Adjacency = Literal["zero_out", "add_remove", "replace"]
+LEAST = 1e-5
+"""Multipliers below this are refused: their epsilon is beyond 10^9."""
 ACCOUNTANT_NAMES = ("rdp", "pld", "moments", "basic", "advanced", "optimal")
 """Named here, so that a run without a mechanism need not load the accountants."""
 MECHANISMS = ("gaussian", "laplace", "discrete_gaussian", "skellam", "pure")
@@ -90,14 +92,16 @@ class Event:
         one_of("adjacency", self.adjacency, ADJACENCIES)
         if not (math.isfinite(self.multiplier) and self.multiplier > 0):
             raise Refused(f"noise multiplier: {self.multiplier} gives no privacy; give a finite number above 0")
+        if self.multiplier < LEAST:
+            raise Refused(f"noise multiplier: {self.multiplier:g} protects nothing; give at least {LEAST:g}")
         if self.count < 0 or self.count != int(self.count):
             raise Refused(f"count: {self.count} is not a number of releases; give a whole number, 0 or above")
         if self.mechanism == "skellam":
             if self.grid_std is None:
                 raise Refused("skellam: the grid is unknown; give grid_std, the noise in grid steps")
             positive(grid_std=self.grid_std)
-        if isinstance(self.sampling, Poisson) and self.sampling.rate == 1:
-            object.__setattr__(self, "sampling", None)
+        if self.sampling is not None and self.sampling.rate == 1:
+            object.__setattr__(self, "sampling", None)  # everybody takes part: nothing is drawn
         if isinstance(self.sampling, WithoutReplacement) and self.adjacency == "add_remove":
             raise Refused(
                 "sampling: drawing without replacement keeps the size public, which add_remove does not; "

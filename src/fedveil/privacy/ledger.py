@@ -6,6 +6,7 @@ A round is charged *before* anything of it is released: its line is on the disk 
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import orjson
 
 from fedveil.core.errors import Refused
+from fedveil.core.files import write_bytes
 from fedveil.core.stage import Release
 from fedveil.privacy.events import Poisson, Sampling, WithoutReplacement
 
@@ -64,15 +66,20 @@ class Line:
 
 @dataclass(frozen=True)
 class Entry:
-    """All releases of one attempt at one round."""
+    """All releases of one attempt at one round (none, for a method without a mechanism).
+
+    ``fingerprint`` stands for everything that shapes what is released: settings, method, model, data, versions.
+    """
 
     round: int
     lines: tuple[Line, ...]
+    fingerprint: str = ""
     status: Status = "charged"
 
     def to_json(self) -> dict[str, Any]:
         """A mapping for the journal."""
-        return {"round": self.round, "status": self.status, "releases": [line.to_json() for line in self.lines]}
+        releases = [line.to_json() for line in self.lines]
+        return {"round": self.round, "status": "charged", "fingerprint": self.fingerprint, "releases": releases}
 
 
 def lines_of(
@@ -98,14 +105,25 @@ def lines_of(
 
 @dataclass
 class Ledger:
-    """The journal of a run, in memory and (given a path) on disk, one JSON line per charge."""
+    """The journal of a run, in memory and (given a path) on disk, one JSON line per charge.
+
+    Every line carries a digest over itself and the line before it. The last one, ``head``, is kept by checkpoints:
+    a ledger that was lost, cut or edited cannot pass for the one that the checkpoint was charged under.
+    """
 
     path: Path | None = None
     entries: list[Entry] = field(default_factory=list)
+    heads: list[str] = field(default_factory=lambda: [""])
+    _texts: list[bytes] = field(default_factory=list)
 
-    def charge(self, round: int, lines: Sequence[Line]) -> Entry:
+    @property
+    def head(self) -> str:
+        """The digest of everything so far."""
+        return self.heads[-1]
+
+    def charge(self, round: int, lines: Sequence[Line], fingerprint: str = "") -> Entry:
         """Write a round's releases down, on the disk before this returns."""
-        entry = Entry(round, tuple(lines))
+        entry = Entry(round, tuple(lines), fingerprint)
         self._append(entry.to_json())
         self.entries.append(entry)
         return entry
@@ -113,50 +131,66 @@ class Ledger:
     def interrupted(self, round: int) -> None:
         """Mark the charges of a round that did not complete; they stay charged, and the round is charged again."""
         self._append({"round": round, "status": "interrupted"})
-        self.entries = [replace(e, status="interrupted") if e.round == round else e for e in self.entries]
+        self._mark(round)
 
-    def forget(self, after: int) -> None:
-        """Drop charges of rounds after this one, which will release the very same values again (``rng: seeded``)."""
-        kept = [e for e in self.entries if e.round <= after]
-        if len(kept) == len(self.entries):
+    def forget(self, head: str) -> None:
+        """Drop everything after this head: rounds that will release the very same values again (``rng: seeded``)."""
+        keep = self.heads.index(head)
+        if keep == len(self._texts):
             return
-        self.entries = kept
+        texts = self._texts[:keep]
         if self.path is not None:
-            temporary = self.path.with_name(f".{self.path.name}.tmp")
-            temporary.write_bytes(b"".join(orjson.dumps(e.to_json(), option=orjson.OPT_APPEND_NEWLINE) for e in kept))
-            temporary.replace(self.path)
+            write_bytes(self.path, b"".join(texts))
+        self.entries, self.heads, self._texts = [], [""], []
+        for text in texts:
+            self._read(text)
 
     @classmethod
     def replay(cls, path: Path) -> Ledger:
         """Read a journal back; a torn last line was never a charge, any other damage is refused."""
         ledger = cls(path)
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        for number, text in enumerate(lines, 1):
+        texts = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        if texts and not texts[-1].endswith(b"\n"):
+            texts.pop()
+            write_bytes(path, b"".join(texts))
+        for number, text in enumerate(texts, 1):
             try:
-                data = orjson.loads(text)
-                if data["status"] == "interrupted" and "releases" not in data:
-                    ledger.entries = [
-                        replace(e, status="interrupted") if e.round == data["round"] else e for e in ledger.entries
-                    ]
-                    continue
-                parts = tuple(Line.from_json(line, data["round"]) for line in data["releases"])
-                ledger.entries.append(Entry(data["round"], parts, data["status"]))
-            except (orjson.JSONDecodeError, KeyError, TypeError):
-                if number == len(lines) and not text.endswith(b"\n"):
-                    path.write_bytes(b"".join(lines[:-1]))
-                    break
+                ledger._read(text)
+            except (orjson.JSONDecodeError, KeyError, TypeError, ValueError):
                 raise Refused(
-                    f"{path}: line {number} cannot be read; the ledger is damaged and no claim can be made"
+                    f"{path}: line {number} is not what was written; the ledger is damaged and supports no claim"
                 ) from None
         return ledger
 
-    def _append(self, data: dict[str, Any]) -> None:
-        if self.path is None:
+    def _read(self, text: bytes) -> None:
+        data = orjson.loads(text)
+        digest = data.pop("digest")
+        if digest != self._digest(data):
+            raise ValueError("digest")
+        self._texts.append(text)
+        self.heads.append(digest)
+        if "releases" not in data:
+            self._mark(data["round"])
             return
-        with self.path.open("ab") as file:
-            file.write(orjson.dumps(data, option=orjson.OPT_APPEND_NEWLINE))
-            file.flush()
-            os.fsync(file.fileno())
+        lines = tuple(Line.from_json(line, data["round"]) for line in data["releases"])
+        self.entries.append(Entry(data["round"], lines, data["fingerprint"]))
+
+    def _mark(self, round: int) -> None:
+        self.entries = [replace(e, status="interrupted") if e.round == round else e for e in self.entries]
+
+    def _digest(self, data: dict[str, Any]) -> str:
+        return hashlib.blake2b(self.head.encode() + orjson.dumps(data), digest_size=16).hexdigest()
+
+    def _append(self, data: dict[str, Any]) -> None:
+        digest = self._digest(data)
+        text = orjson.dumps(data | {"digest": digest}, option=orjson.OPT_APPEND_NEWLINE)
+        if self.path is not None:
+            with self.path.open("ab") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+        self._texts.append(text)
+        self.heads.append(digest)
 
 
 def _sampling_to_json(sampling: Sampling) -> dict[str, Any] | None:

@@ -33,6 +33,9 @@ COMPOSED = 2**20
 FINEST = 1e-6
 """The finest grid, for the smallest epsilons."""
 
+LEAST = 0.01
+"""Smaller multipliers have losses (in the thousands) whose exponentials overflow."""
+
 MOST = 10**6
 """More sampled releases than this take minutes to compose."""
 
@@ -43,6 +46,8 @@ def refuse_unknown(event: Event) -> None:
         raise Refused("pld: drawing without replacement has no loss distribution here; use the rdp accountant")
     if event.mechanism in ("discrete_gaussian", "skellam"):
         raise Refused(f"pld: {event.mechanism} on vectors has no loss distribution here; use the rdp accountant")
+    if event.effective < LEAST:
+        raise Refused(f"pld: losses overflow at a noise multiplier of {event.effective:g}; use the rdp accountant")
     if event.sampling is not None and event.mechanism == "laplace" and event.adjacency == "replace":
         raise Refused(
             "pld: Poisson-sampled laplace under adjacency replace has no loss distribution here; "

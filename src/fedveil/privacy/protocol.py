@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedveil.core.errors import Refused, positive
 from fedveil.privacy.analytic import check_delta
-from fedveil.privacy.events import Poisson
+from fedveil.privacy.events import Event, Poisson
 from fedveil.privacy.rdp import ORDERS
 
 Array = TypeVar("Array", np.ndarray[Any, Any], Tensor)
@@ -58,6 +58,8 @@ class PrivacyBudget:
     consumed_epsilon: float = 0.0
     consumed_delta: float = 0.0
     rounds_consumed: int = 0
+    events: tuple[Event, ...] = ()
+    """What the consumed part consists of, so that steps of different configurations add up rightly."""
 
     def __post_init__(self) -> None:
         positive(epsilon=self.epsilon)

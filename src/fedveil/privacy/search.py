@@ -37,7 +37,7 @@ def check_target(epsilon: float, delta: float) -> None:
 
 def check_steps(steps: int) -> None:
     """Refuse a number of steps that is not a whole number above zero."""
-    if not steps > 0 or steps != int(steps):
+    if not (0 < steps < math.inf) or steps != int(steps):
         raise Refused(f"steps: {steps} is not a number of steps; give a whole number above 0")
 
 
@@ -58,7 +58,7 @@ def _bracket(cost: Callable[[float], float], target: float, accountant: str) -> 
     while cost(low) <= target:
         low /= 2
         if low < 1e-4:
-            return low, low
+            return 2 * low, 2 * low
     return low, high
 
 

@@ -17,18 +17,18 @@ Status = Literal["proved", "nominal", "none"]
 HEADS = ("observer", "unit", "epsilon", "delta", "status", "mechanism", "sampling", "accountant")
 
 ADJACENCY = {
-    "zero_out": "Neighbours (zero_out): one unit's gradient or move is replaced by zero; data-set sizes, the cohort's "
-    "size and who takes part are public and unchanged.",
+    "zero_out": "Neighbours (zero_out): one unit's gradient or move is replaced by zero; data-set sizes and the number "
+    "of clients in a round are public and unchanged.",
     "add_remove": "Neighbours (add_remove): one unit comes or goes.",
     "replace": "Neighbours (replace): one unit is exchanged for any other; this doubles the sensitivity.",
 }
 NOT_COVERED = (
-    "Not covered: accuracies and losses that were measured on private data and printed, data-set sizes, who took "
-    "part, and the choice of settings by looking at results of other runs."
+    "Not covered: what this run folder says beside the model (accuracies, losses, norms of moves, class counts, "
+    "data-set sizes, who took part), and the choice of settings by looking at results of other runs."
 )
 SEEDED = (
-    "The noise was drawn from the run's seed (privacy.rng=seeded): whoever knows the seed can subtract it. Set "
-    "privacy.rng=secure for data that matters."
+    "Noise and cohorts were drawn from the run's seed (privacy.rng=seeded): whoever knows or guesses the seed can "
+    "subtract the noise and tell who took part. Set privacy.rng=secure for data that matters."
 )
 
 
@@ -127,6 +127,13 @@ def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Un
             f"the worst of {spread.clients} clients that released anything; by rdp they range from {spread.least:.3g} "
             f"over {spread.median:.3g} (median) to {spread.worst:.3g}"
         )
+    elif any(x.sampling is not None for x in counted):
+        note = (
+            "the server is trusted, and the draw of clients counts only while it stays secret from the public: keep "
+            "events.jsonl and ledger.jsonl with the server"
+        )
+    else:
+        note = "the server is trusted"
     return Row(
         observer,
         unit,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,6 +12,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import orjson
+import torch
 
 from fedveil.core.errors import Refused
 from fedveil.core.parts import State
@@ -20,6 +25,7 @@ from fedveil.privacy.events import Poisson, Sampling, WithoutReplacement
 from fedveil.privacy.ledger import Ledger, Line, lines_of
 from fedveil.privacy.rng import secure_generator
 from fedveil.privacy.statement import Statement
+from fedveil.runtime.checkpoint import Progress
 from fedveil.runtime.folder import Folder
 from fedveil.runtime.prepare import Training
 
@@ -27,25 +33,39 @@ from fedveil.runtime.prepare import Training
 class Bookkeeper:
     """Keeps the ledger of one run; a run without a mechanism has an empty one."""
 
-    def __init__(self, training: Training, folder: Folder, after: int) -> None:
+    def __init__(self, training: Training, folder: Folder, progress: Progress) -> None:
         self.training = training
-        privacy = training.settings.privacy
-        self.privacy = privacy
+        self.privacy = privacy = training.settings.privacy
         self._template: list[Release] | None = None
         self.ledger = Ledger.replay(folder.ledger)
-        if privacy.rng == "seeded":
-            # What ran after the checkpoint runs again with the same noise: the same release, one charge.
-            self.ledger.forget(after)
-        else:
-            for lost in sorted({e.round for e in self.ledger.entries if e.round > after}):
-                self.ledger.interrupted(lost)
+        if progress.ledger not in self.ledger.heads:
+            raise Refused(
+                f"{folder.ledger}: it does not hold what was charged up to round {progress.round}; the ledger was lost "
+                "or changed, and no claim can be made"
+            )
+        self.fingerprint = fingerprint(training)
+        self._settle(progress)
         self.accounts = Accounts.replay(
             self.ledger.entries,
             delta=privacy.delta,
             local=training.method.local_privacy,
-            accountant="rdp",
+            accountant=privacy.accountant,
             adjacency=privacy.adjacency,
         )
+
+    def _settle(self, progress: Progress) -> None:
+        """What was charged after the checkpoint: forgotten where it will be released again unchanged, else it stays."""
+        entries, private = self.ledger.entries, self.training.method.private
+        if any(e.fingerprint != self.fingerprint for e in entries) and (private or any(e.lines for e in entries)):
+            raise Refused(
+                "resume: settings, method, model or data are not those under which this run was charged so far, "
+                "so that no claim would hold; resume it unchanged (rounds and budget may grow), or start a new run"
+            )
+        if self.privacy.rng == "seeded":
+            self.ledger.forget(progress.ledger)
+            return
+        for lost in sorted({e.round for e in entries if e.round > progress.round}):
+            self.ledger.interrupted(lost)
 
     def template(self, server: State) -> list[Release]:
         """What one client (and the server) releases in a round; one entry per local step is counted later."""
@@ -94,13 +114,14 @@ class Bookkeeper:
         budget, accounts = self.privacy.epsilon, self.accounts
         if not lines:
             return None
-        if not self.ledger.entries:
+        if not any(e.lines for e in self.ledger.entries):
             # An accountant that cannot handle these events says so now, and not at the end.
             accounts.spent(self.observer, self.unit, lines, self.privacy.accountant)
         if budget is None:
             return None
-        spent = accounts.spent(self.observer, self.unit, lines, "rdp")
-        if self.privacy.accountant != "rdp" and (spent > budget or self.privacy.accountant != "pld"):
+        # pld is never above rdp, and slow: it is asked only when rdp says no.
+        spent = accounts.spent(self.observer, self.unit, lines, "rdp") if self.privacy.accountant == "pld" else math.inf
+        if spent > budget:
             spent = accounts.spent(self.observer, self.unit, lines, self.privacy.accountant)
         if spent <= budget:
             return None
@@ -109,10 +130,9 @@ class Bookkeeper:
 
     def charge(self, number: int, lines: Sequence[Line]) -> None:
         """Write the round into the ledger; from here on it is spent."""
-        if lines:
-            stamped = [replace(x, release=replace(x.release, round=number)) for x in lines]
-            self.ledger.charge(number, stamped)
-            self.accounts.add(stamped)
+        stamped = [replace(x, release=replace(x.release, round=number)) for x in lines]
+        self.ledger.charge(number, stamped, self.fingerprint)
+        self.accounts.add(stamped)
 
     def check(self, lines: Sequence[Line], made: Sequence[Release]) -> None:
         """The releases of a round must be those that were charged; anything else is a bug, and no claim holds."""
@@ -139,12 +159,27 @@ class Bookkeeper:
         return stream(self.training.settings.seed, "server noise", number)
 
     def spent(self) -> dict[str, Any] | None:
-        """ε so far, for the round's record: the headline claim, by RDP, which never understates it."""
+        """ε so far, for the round's record: the headline claim; by rdp where the accountant asked for is pld."""
+        name = "rdp" if self.privacy.accountant == "pld" else self.privacy.accountant
+        return self._headline(self.accounts.spent(self.observer, self.unit, (), name), name)
+
+    def final(self) -> dict[str, Any] | None:
+        """The headline claim of the statement, by the accountant that was asked for."""
         if not self.training.method.private:
             return None
-        value = self.accounts.spent(self.observer, self.unit)
+        return self._headline(self.accounts.tight(self.observer, self.unit), self.privacy.accountant)
+
+    def _headline(self, value: float, accountant: str) -> dict[str, Any] | None:
+        if not self.training.method.private:
+            return None
         out = {"epsilon": value, "observer": self.observer, "unit": self.unit, "budget": self.privacy.epsilon}
-        return out | {"delta": self.privacy.delta}
+        return out | {"delta": self.privacy.delta, "accountant": accountant}
+
+    def cohort_draw(self) -> np.random.Generator | None:
+        """Where the cohort comes from: the seed, unless a secret draw of clients is what the claim rests on."""
+        method = self.training.method
+        secret = self.privacy.rng == "secure" and method.private and not method.local_privacy
+        return secure_generator() if secret else None
 
     def rounds_left(self) -> int | None:
         """How many more rounds the budget covers for the client that has spent most, were it in all of them."""
@@ -161,11 +196,7 @@ class Bookkeeper:
 
     def statement(self, notes: Sequence[str]) -> Statement:
         """The privacy statement of what has been charged so far."""
-        privacy = self.privacy
-        self.accounts.accountant = privacy.accountant
-        out = Statement.of(self.accounts, self.ledger.entries, notes, rng=privacy.rng)
-        self.accounts.accountant = "rdp"
-        return out
+        return Statement.of(self.accounts, self.ledger.entries, notes, rng=self.privacy.rng)
 
     def _steps(self, client: int) -> int:
         return self.training.settings.batching.steps_for(int(self.training.federation.sizes[client]))
@@ -173,12 +204,39 @@ class Bookkeeper:
     def _samplings(self, cohort: Sequence[int]) -> dict[int | None, Sampling]:
         settings, population = self.training.settings, self.training.federation.population
         by_server: Sampling = (
-            Poisson(self.training.cohort / population)
-            if settings.selection == "poisson"
-            else WithoutReplacement(self.training.cohort, population)
+            None
+            if self.training.cohort == population
+            else (
+                Poisson(self.training.cohort / population)
+                if settings.selection == "poisson"
+                else WithoutReplacement(self.training.cohort, population)
+            )
         )
         # Shuffled batches give no amplification; counting every step as a full release is safe.
         return {None: by_server, **dict.fromkeys(cohort)}
+
+
+UNSHAPING = ("rounds", "out", "overrides", "cwd", "evaluate", "checkpoint", "stop", "data", "privacy", "runtime")
+"""Settings that change nothing of what a round releases (data is compared by content, privacy.rng by itself)."""
+
+
+def fingerprint(training: Training) -> str:
+    """A digest of everything that shapes releases; equal in every process that would release the same values."""
+    federation, settings = training.federation, training.settings
+    first = federation.train(0)
+    method = re.sub(r" at 0x[0-9a-f]+", "", repr(training.method))
+    parts: list[Any] = [
+        {k: v for k, v in training.config.items() if k not in UNSHAPING},
+        settings.privacy.rng,
+        method,
+        training.threads,
+        training.cohort,
+        torch.__version__,
+        training.initial_digest,
+        hashlib.blake2b(federation.sizes.tobytes()).hexdigest(),
+        hashlib.blake2b(first.x.numpy().tobytes() + first.y.numpy().tobytes()).hexdigest(),
+    ]
+    return hashlib.blake2b(orjson.dumps(parts, default=str), digest_size=16).hexdigest()
 
 
 def _kind(release: Release, client: int | None) -> tuple[Any, ...]:

@@ -20,8 +20,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedveil.core.errors import Refused
+from fedveil.core.files import write_bytes
 from fedveil.core.parts import State
-from fedveil.runtime.folder import write_bytes, write_json
+from fedveil.runtime.folder import write_json
 from fedveil.runtime.memory import Memory
 
 KEEP = 2
@@ -46,6 +47,8 @@ class Progress:
     """Evaluations since then."""
     stopped: str | None = None
     """Why the run ended before its last round."""
+    ledger: str = ""
+    """Head of the ledger under which these rounds were charged."""
     homes: dict[int, str] = field(default_factory=dict)
     """The memory file that holds each client's row."""
 
@@ -81,6 +84,7 @@ def save_progress(root: Path, progress: Progress) -> None:
         "best": progress.best,
         "stale": progress.stale,
         "stopped": progress.stopped,
+        "ledger": progress.ledger,
         "memory": homes,
         "files": files,
     }
@@ -144,6 +148,7 @@ def _load(root: Path, folder: Path, memory: Memory) -> Progress:
         state["best"],
         state["stale"],
         state["stopped"],
+        state["ledger"],
         homes,
     )
 

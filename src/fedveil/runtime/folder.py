@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,19 +15,7 @@ import orjson
 from omegaconf import OmegaConf
 
 from fedveil.core.errors import Refused
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Replace a file in one step: readers see the old one or the new one, whatever happens in between."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as problem:
-        raise Refused(f"{path}: cannot be written ({problem.strerror}); make room, or give another place") from None
+from fedveil.core.files import write_bytes
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedveil.core.errors import Refused
+from fedveil.core.files import write_bytes
 from fedveil.core.flat import read_buffers
 from fedveil.core.parts import Moves, State
 from fedveil.core.round import BUFFERS, arrive, depart
@@ -24,7 +25,7 @@ from fedveil.privacy.ledger import Line
 from fedveil.runtime.accounting import Bookkeeper
 from fedveil.runtime.checkpoint import Progress, load_progress, save_progress
 from fedveil.runtime.evaluate import accuracy_by_client, spread, test_scores
-from fedveil.runtime.folder import Folder, write_bytes, write_json
+from fedveil.runtime.folder import Folder, write_json
 from fedveil.runtime.interrupt import undivided
 from fedveil.runtime.memory import Memory
 from fedveil.runtime.prepare import Training
@@ -55,14 +56,14 @@ def train(
     """Run (or go on with) all rounds, saving as it goes; returns where it ended and the summary."""
     with folder.locked(), torch.random.fork_rng(devices=[]), _threads(training.threads):
         progress, notes = _begin(training, folder, resume)
-        books = Bookkeeper(training, folder, progress.round)
+        books = Bookkeeper(training, folder, progress)
         saved = progress.round
         for listener in listeners:
             listener.opened(training, folder, progress.round, notes)
         summary = None
         try:
             while progress.round < training.settings.rounds and progress.stopped is None:
-                cohort = _cohort(training, progress.round + 1)
+                cohort = _cohort(training, progress.round + 1, books)
                 lines = books.plan(cohort, progress.server)
                 progress.stopped = books.afford(lines)
                 if progress.stopped:
@@ -72,6 +73,7 @@ def train(
                 books.charge(progress.round + 1, lines)
                 after, record = _round(training, progress, books, cohort, lines)
                 with undivided():
+                    progress.ledger = books.ledger.head
                     _commit(progress, after, training.settings.stop)
                     folder.append_event(record)
                     if progress.round % training.settings.checkpoint.every == 0 or progress.stopped:
@@ -129,9 +131,10 @@ class _After:
     quality: float | None
 
 
-def _cohort(training: Training, number: int) -> list[int]:
+def _cohort(training: Training, number: int, books: Bookkeeper) -> list[int]:
     settings, population = training.settings, training.federation.population
-    return draw(settings.seed, number, population, training.cohort, settings.selection).tolist()  # type: ignore[no-any-return]
+    chosen = draw(settings.seed, number, population, training.cohort, settings.selection, books.cohort_draw())
+    return [int(k) for k in chosen]
 
 
 def _round(
@@ -260,7 +263,7 @@ def _finish(training: Training, progress: Progress, folder: Folder, books: Bookk
         "cohort": training.cohort,
         "seed": training.settings.seed,
         "model_hash": hashlib.blake2b(server["w"].cpu().numpy().tobytes(), digest_size=16).hexdigest(),
-        "epsilon": books.spent(),
+        "epsilon": books.final(),
         "rounds_left": books.rounds_left(),
         "statement": statement.headline(),
         "folder": str(folder.path),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,6 +46,11 @@ class Training:
     def sizes(self) -> Tensor:
         """Training examples of every client."""
         return torch.tensor(self.federation.sizes)
+
+    @cached_property
+    def initial_digest(self) -> str:
+        """A digest of the weights that training starts from."""
+        return hashlib.blake2b(self.objective.initial().cpu().numpy().tobytes(), digest_size=16).hexdigest()
 
     @property
     def threads(self) -> int:
@@ -169,6 +175,13 @@ def _refuse_leaks(settings: Settings, method: Method, federation: Federation, ob
             f"data.scaling: {federation.private_statistics}, which {method.name} does not protect; "
             "scale by public bounds"
         )
+    if settings.privacy.adjacency == "add_remove" and method.local_privacy:
+        raise Refused(
+            "privacy.adjacency: under add_remove a unit's presence is secret, but the server sees who takes part; "
+            "use zero_out or replace"
+        )
+    if method.on_step.per_sample is not None:
+        raise Refused(f"method: {method.name} looks at single examples, which this engine does not do yet")
     if settings.selection == "poisson" and not method.local_privacy:
         raise Refused(
             f"selection: under poisson the number of clients is not fixed, but {method.name} adds noise to a mean over "
