@@ -26,6 +26,7 @@ check: $(VENV)/.suite
 
 bench: $(VENV)/.suite
 	$(BIN)/python benchmarks/fedavg_loop.py
+	$(BIN)/python benchmarks/accounting.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("FedVeil needs Python 3.11 or newer; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'

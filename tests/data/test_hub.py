@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.support import require
 
 from fedveil.core.errors import Refused
 from fedveil.data.hub import convert, huggingface
 
-datasets = pytest.importorskip("datasets", reason="needs the extra fedveil[flower]")
+datasets = require("datasets")
 
 
 def images(rows: int = 6, shape: tuple[int, ...] = (4, 4)) -> Any:
-    image = pytest.importorskip("PIL.Image")
+    image = require("PIL.Image")
     pictures = [image.fromarray(np.full(shape, 51 * (i % 6), dtype=np.uint8)) for i in range(rows)]
     kinds = {"image": datasets.Image(), "label": datasets.ClassLabel(names=["a", "b", "c"])}
     columns = {"image": pictures, "label": [i % 2 for i in range(rows)]}

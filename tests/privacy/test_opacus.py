@@ -6,6 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
+from tests.support import require
 
 from fedveil.privacy import rdp
 from fedveil.privacy.accountants import epsilon
@@ -13,7 +14,7 @@ from fedveil.privacy.events import Event, Poisson, tally
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # opacus and its imports warn about their own future
-    pytest.importorskip("opacus")
+    require("opacus")
     from opacus.accountants import PRVAccountant
     from opacus.accountants.analysis import rdp as theirs
 
