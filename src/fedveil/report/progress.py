@@ -103,9 +103,10 @@ def conclude(console: Console, summary: dict[str, Any], rows: Sequence[Sequence[
         soft_wrap=True,
     )
     table = Table(title="Privacy statement", title_justify="left", box=SIMPLE)
-    for head in ("observer", "unit", "epsilon", "delta", "status", "mechanism", "sampling", "accountant"):
+    for head in ("observer", "unit", "epsilon", "delta", "status", "mechanism, sampling, accountant"):
         table.add_column(head, overflow="fold")
     for row in rows:
-        table.add_row(*row)
+        premises = [] if row[4] == "none" else [row[5], f"sampling {row[6]}", row[7]]
+        table.add_row(*row[:5], "; ".join(premises) or "-")
     console.print(table)
     console.print(f"report: {report}", highlight=False, soft_wrap=True)
