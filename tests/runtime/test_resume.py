@@ -13,6 +13,7 @@ from tests.support import blobs
 
 import fedveil
 from fedveil.core.errors import Refused
+from fedveil.privacy.ledger import Ledger
 from fedveil.runtime.folder import Folder
 
 SETTINGS = (
@@ -152,3 +153,37 @@ def test_a_summary_has_what_scripts_read(uninterrupted):
     assert wanted | {"statement"} <= set(summary)
     assert summary["rounds"] == 60
     assert os.path.getsize(uninterrupted / "report.html") > 10_000
+
+
+PRIVATE = """
+from fedveil.aggregate.mean import Mean
+from fedveil.core.method import Method
+from fedveil.core.stage import chain
+from fedveil.local.rules import Scaffold
+from fedveil.privacy.clip import clip
+from fedveil.privacy.noise import gaussian
+from fedveil.transport.plain import Plain
+
+
+def noisy(multiplier: float = 5.0) -> Method:
+    noise = chain(clip(1.0), gaussian(multiplier))
+    return Method(name="noisy", local=Scaffold(), on_delta=noise, transport=Plain(), aggregate=Mean())
+"""
+
+
+def test_a_killed_private_run_resumes_bit_for_bit_at_one_charge_a_round(tmp_path):
+    (tmp_path / "recipes.py").write_text(PRIVATE)
+    settings = ("method=recipes:noisy", "rounds=40", "cohort=4", "privacy.epsilon=20", "threads=1")
+    finish(fedveil_command("run", *settings, "out=whole", "--quiet", cwd=tmp_path))
+    process = fedveil_command("run", *settings, "out=run", cwd=tmp_path)
+    wait_for_round(tmp_path / "run", 10)
+    process.kill()
+    process.communicate()
+    assert not (tmp_path / "run/summary.json").exists()
+    finish(fedveil_command("resume", "run", "--quiet", cwd=tmp_path))
+    assert model(tmp_path / "run") == model(tmp_path / "whole")
+    ledgers = [Ledger.replay(tmp_path / name / "ledger.jsonl") for name in ("run", "whole")]
+    assert ledgers[0].entries == ledgers[1].entries
+    assert [e.round for e in ledgers[0].entries] == list(range(1, 41))
+    statements = [(tmp_path / name / "statement.json").read_bytes() for name in ("run", "whole")]
+    assert statements[0] == statements[1]

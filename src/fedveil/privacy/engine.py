@@ -1,4 +1,4 @@
-"""A differential privacy engine that stands alone: bring your own training loop (seed 002; SPEC 4).
+"""A differential privacy engine that stands alone: bring your own training loop (SPEC 4).
 
 >>> engine = DifferentialPrivacyEngine(rng="seeded", seed=0)
 >>> config = DPConfig(noise_multiplier=1.1, sampling_rate=0.01)

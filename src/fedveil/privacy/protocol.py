@@ -1,4 +1,4 @@
-"""The stand-alone protocol of the source (seed 002), for people who bring their own training loop (SPEC 4).
+"""The stand-alone protocol, for people who bring their own training loop (SPEC 4).
 
 Names and fields are the source's. Two defaults are better than its own: the Rényi orders (its six orders report
 11.83 where 7.90 is true: they give a warning with the loss), and the accountants ``optimal`` and ``pld`` exist.
