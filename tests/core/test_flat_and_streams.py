@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedveil.core.flat import Layout, bind_parameters, read_buffers, write_buffers
-from fedveil.core.streams import key, stream, torch_stream
+from fedveil.core.streams import key, stream
 from fedveil.core.walk import coefficients, energy, travel
 
 shapes = st.lists(st.lists(st.integers(1, 4), max_size=3).map(tuple), min_size=1, max_size=5)
@@ -90,11 +90,6 @@ def test_streams_of_neighbouring_places_are_uncorrelated():
     draws = np.stack([stream(0, "noise", 1, k).normal(size=10_000) for k in range(100)])
     off = np.corrcoef(draws)[~np.eye(100, dtype=bool)]
     assert np.abs(off).max() < 5 / np.sqrt(10_000)
-
-
-def test_torch_streams_are_reproducible():
-    a, b = torch_stream(3, "model", 1, 2), torch_stream(3, "model", 1, 2)
-    assert torch.equal(torch.rand(5, generator=a), torch.rand(5, generator=b))
 
 
 @given(st.floats(0.001, 1), st.floats(0, 0.95), st.integers(1, 40))

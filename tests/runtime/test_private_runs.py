@@ -357,6 +357,14 @@ def test_another_method_or_other_data_does_not_inherit_the_claims(tmp_path, monk
             fedveil.resume(tmp_path / "r", **parts)
 
 
+def test_a_single_changed_example_of_any_client_is_noticed(tmp_path, monkeypatch):
+    stopped_early(tmp_path, monkeypatch)
+    data = blobs()
+    data.train(3).x[-1, 0] += 1.0
+    with pytest.raises(Refused, match="resume: settings, method"):
+        fedveil.resume(tmp_path / "r", method=local(), data=data)
+
+
 def test_unprotected_rounds_are_not_claimed_by_a_private_method(tmp_path):
     from fedveil.methods.fedavg import fedavg
 

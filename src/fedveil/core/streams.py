@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-import torch
 
 
 def key(seed: int, *path: str | int) -> int:
@@ -31,8 +30,3 @@ def stream(seed: int, *path: str | int) -> np.random.Generator:
 def torch_seed(seed: int, *path: str | int) -> int:
     """A seed for torch's own generators, for models that draw numbers themselves (initial weights, dropout)."""
     return key(seed, *path) & (2**63 - 1)
-
-
-def torch_stream(seed: int, *path: str | int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A torch generator for one place in the run."""
-    return torch.Generator(device).manual_seed(torch_seed(seed, *path))

@@ -29,39 +29,32 @@ def mlp(input_shape: Shape, classes: int, *, hidden: int = 128) -> nn.Module:
 
 def cnn(input_shape: Shape, classes: int) -> nn.Module:
     """Two 3x3 convolutions with GroupNorm; about 20 thousand parameters on MNIST."""
-    c, h, w = _image("cnn", input_shape)
-    return nn.Sequential(
-        nn.Conv2d(c, 16, 3, padding=1),
-        nn.GroupNorm(4, 16),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(16, 32, 3, padding=1),
-        nn.GroupNorm(4, 32),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(32 * (h // 4) * (w // 4), max(classes, 1)),
-    )
+    features, size = _convolutions("cnn", input_shape, kernel=3, widths=(16, 32), groups=4)
+    return nn.Sequential(*features, nn.Linear(size, max(classes, 1)))
 
 
 def cnn_large(input_shape: Shape, classes: int, *, hidden: int = 300) -> nn.Module:
     """Two 5x5 convolutions with GroupNorm and a hidden layer; about 1 million parameters on MNIST."""
     positive(hidden=hidden)
-    c, h, w = _image("cnn_large", input_shape)
-    return nn.Sequential(
-        nn.Conv2d(c, 32, 5, padding=2),
-        nn.GroupNorm(8, 32),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.GroupNorm(8, 64),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * (h // 4) * (w // 4), hidden),
-        nn.ReLU(),
-        nn.Linear(hidden, max(classes, 1)),
-    )
+    features, size = _convolutions("cnn_large", input_shape, kernel=5, widths=(32, 64), groups=8)
+    return nn.Sequential(*features, nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, max(classes, 1)))
+
+
+def _convolutions(
+    name: str, shape: Shape, *, kernel: int, widths: tuple[int, ...], groups: int
+) -> tuple[list[nn.Module], int]:
+    """Blocks of convolution, GroupNorm, ReLU and pooling, flattened; and how many numbers come out."""
+    before, height, width = _image(name, shape)
+    layers: list[nn.Module] = []
+    for channels in widths:
+        layers += [
+            nn.Conv2d(before, channels, kernel, padding=kernel // 2),
+            nn.GroupNorm(groups, channels),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
+        before, height, width = channels, height // 2, width // 2
+    return [*layers, nn.Flatten()], before * height * width
 
 
 def _image(name: str, shape: Shape) -> tuple[int, int, int]:

@@ -19,7 +19,6 @@ import numpy as np
 from fedveil.core.errors import Refused
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 BITS = 2.0**-53
 """Generator.random() returns k·2⁻⁵³ with k uniform: the first 53 bits of a uniform number."""

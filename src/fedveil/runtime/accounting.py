@@ -31,7 +31,7 @@ from fedveil.runtime.prepare import Training
 
 
 class Bookkeeper:
-    """Keeps the ledger of one run; a run without a mechanism has an empty one."""
+    """Keeps the ledger of one run; without a mechanism its lines say that nothing was released under one."""
 
     def __init__(self, training: Training, folder: Folder, progress: Progress) -> None:
         self.training = training
@@ -216,6 +216,8 @@ class Bookkeeper:
         return {None: by_server, **dict.fromkeys(cohort)}
 
 
+MANY = 1000
+"""In larger populations, the data of this many clients, evenly spread, stands for all."""
 UNSHAPING = ("rounds", "out", "overrides", "cwd", "evaluate", "checkpoint", "stop", "data", "privacy", "runtime")
 """Settings that change nothing of what a round releases (data is compared by content, privacy.rng by itself)."""
 
@@ -223,7 +225,12 @@ UNSHAPING = ("rounds", "out", "overrides", "cwd", "evaluate", "checkpoint", "sto
 def fingerprint(training: Training) -> str:
     """A digest of everything that shapes releases; equal in every process that would release the same values."""
     federation, settings = training.federation, training.settings
-    first = federation.train(0)
+    data = hashlib.blake2b(federation.sizes.tobytes(), digest_size=16)
+    if training.method.private:
+        for client in np.linspace(0, federation.population - 1, min(federation.population, MANY)).astype(int):
+            examples = federation.train(int(client))
+            data.update(np.ascontiguousarray(examples.x.numpy()).data)
+            data.update(np.ascontiguousarray(examples.y.numpy()).data)
     method = re.sub(r" at 0x[0-9a-f]+", "", repr(training.method))
     parts: list[Any] = [
         {k: v for k, v in training.config.items() if k not in UNSHAPING},
@@ -233,8 +240,7 @@ def fingerprint(training: Training) -> str:
         training.cohort,
         torch.__version__,
         training.initial_digest,
-        hashlib.blake2b(federation.sizes.tobytes()).hexdigest(),
-        hashlib.blake2b(first.x.numpy().tobytes() + first.y.numpy().tobytes()).hexdigest(),
+        data.hexdigest(),
     ]
     return hashlib.blake2b(orjson.dumps(parts, default=str), digest_size=16).hexdigest()
 
