@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 import fedveil
 from fedveil.core.federation import Federation
-from fedveil.core.streams import torch_seed
+from fedveil.core.streams import stream, torch_seed
 from fedveil.data.cohorts import draw
 from fedveil.local.batches import Batching
 from fedveil.local.models import mlp
@@ -43,7 +43,7 @@ def hand_written(
         for k in chosen:
             local = deepcopy(model)
             optimiser = torch.optim.SGD(local.parameters(), lr=lr)
-            order, ends = batching.batches(len(clients[k]), seed, number, k)
+            order, ends = batching.batches(len(clients[k]), stream(seed, "batches", number, k))
             x, y = clients[k].x[torch.from_numpy(order)], clients[k].y[torch.from_numpy(order)]
             start = 0
             for end in ends.tolist():

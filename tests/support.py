@@ -82,7 +82,16 @@ class ToyNoise:
         std = self.multiplier * signal.bound
         noise = np.stack([s.normal(0.0, std, signal.dim) for s in ctx.streams])
         for client in ctx.clients:
-            release = Release(signal.unit, signal.bound, std, "toy", ctx.slot, ctx.channel, ctx.round, client)
+            release = Release(
+                signal.unit,
+                signal.bound,
+                std,
+                "toy",
+                ctx.slot,
+                ctx.channel,
+                ctx.round,
+                None if client is None else (client,),
+            )
             ctx.releases.append(release)
         assert signal.noise_var is not None and math.isfinite(std)
         return replace(

@@ -10,11 +10,15 @@ from fedveil.core.method import Method
 from fedveil.core.signal import Signal
 from fedveil.runtime.build import build
 from fedveil.runtime.config import options, resolve
-from fedveil.runtime.prepare import build_method
-from fedveil.runtime.settings import Settings
+from fedveil.runtime.prepare import prepare
 
 METHODS = [name for name in options("method") if name != "custom"]
 AGGREGATORS = options("aggregate")
+
+
+def noise(name, sigma=1.0):
+    """A private method needs to be told how much noise it adds."""
+    return [f"sigma={sigma}"] if "sigma" in resolve([f"method={name}"])["method"] else []
 
 
 def aggregator(name):
@@ -23,15 +27,23 @@ def aggregator(name):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_builds_and_has_its_own_name(name):
-    config = resolve([f"method={name}"])
-    method = build_method(config, Settings.read(config))
+    method = prepare(resolve([f"method={name}", *noise(name)]), data=blobs()).method
     assert isinstance(method, Method)
     assert method.name.split("/")[0] == name
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_a_toy(tmp_path, name):
-    result = fedveil.run(method=name, data=blobs(), model="logistic", rounds=20, cohort=4, lr=0.2, out=tmp_path / "run")
+    result = fedveil.run(
+        *noise(name, 0.05),
+        method=name,
+        data=blobs(),
+        model="logistic",
+        rounds=20,
+        cohort=4,
+        lr=0.2,
+        out=tmp_path / "run",
+    )
     assert result.accuracy > 0.8
     assert result.history[-1]["loss"] < result.history[0]["loss"]
 
@@ -39,7 +51,8 @@ def test_every_method_trains_a_toy(tmp_path, name):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_gives_the_same_model_for_the_same_seed(tmp_path, name):
     def train(seed, out):
-        return fedveil.run(method=name, data=blobs(), rounds=2, seed=seed, out=tmp_path / out).summary["model_hash"]
+        result = fedveil.run(*noise(name), method=name, data=blobs(), rounds=2, seed=seed, out=tmp_path / out)
+        return result.summary["model_hash"]
 
     assert train(1, "a") == train(1, "b") != train(2, "c")
 

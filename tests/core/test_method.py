@@ -12,7 +12,7 @@ from fedveil.core.errors import Refused
 from fedveil.core.flat import Layout
 from fedveil.core.method import Method
 from fedveil.core.parts import Delivery
-from fedveil.core.round import arrive
+from fedveil.core.round import Shares, arrive
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Chain, Context, chain
 from fedveil.local.rules import FedAvg, Scaffold
@@ -99,9 +99,21 @@ def test_chains_are_associative_and_the_empty_chain_is_the_identity():
 
 def test_the_share_of_a_cohort():
     sizes = torch.tensor([10, 30, 60])
-    assert make().share(sizes[:2], sizes) == pytest.approx(2 / 3)
-    assert make(weights="examples").share(sizes[:2], sizes) == pytest.approx(0.4)
-    assert make(weights="examples").weigh(sizes).tolist() == [0.1, 0.3, 0.6]
+    assert make().share(sizes[:2], sizes, 1) == pytest.approx(2 / 3)
+    assert make(weights="examples").share(sizes[:2], sizes, 1) == pytest.approx(0.4)
+    assert make(weights="examples").weigh(sizes, 1).tolist() == [0.1, 0.3, 0.6]
+
+
+def test_a_secret_cohort_is_divided_by_its_expected_size():
+    """The realised size would tell who came (SPEC 1)."""
+    central = make(on_delta=ToyClip(1.0), on_mean=ToyNoise(1.0))
+    sizes = torch.tensor([10, 30, 60])
+    assert central.fixed_divisor
+    assert central.weigh(sizes[:2], 4).tolist() == [0.25, 0.25]
+    assert central.share(sizes[:2], sizes, 1) == pytest.approx(1 / 3)
+    local = make(on_delta=chain(ToyClip(1.0), ToyNoise(1.0)))
+    assert not local.fixed_divisor
+    assert local.weigh(sizes[:2], 4).tolist() == [0.5, 0.5]
 
 
 def test_a_method_is_frozen():
@@ -111,11 +123,10 @@ def test_a_method_is_frozen():
 
 def test_a_transport_that_sums_gives_the_same_mean():
     rows = torch.randn(3, 24, generator=torch.Generator().manual_seed(0))
-    weights = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    shares = Shares(torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64), torch.ones(3, 1), 1.0, 1.0)
     server = FedAvg().start(torch.zeros(24))
     ctx = Context(1, Layout(("a",), ((24,),)), [None], [])
     means = [
-        arrive(make(transport=t), {"move": Signal(rows)}, weights, 1.0, server, ctx).server["w"]
-        for t in (Plain(), OnlySum())
+        arrive(make(transport=t), {"move": Signal(rows)}, shares, server, ctx).server["w"] for t in (Plain(), OnlySum())
     ]
     assert torch.allclose(means[0], means[1])

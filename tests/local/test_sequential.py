@@ -11,7 +11,7 @@ import fedveil
 import fedveil.runtime.config
 import fedveil.runtime.prepare
 from fedveil.core.flat import Layout
-from fedveil.core.streams import torch_seed
+from fedveil.core.streams import stream, torch_seed
 from fedveil.local.batches import Batching
 from fedveil.local.models import mlp
 
@@ -49,7 +49,7 @@ def test_momentum_and_weight_decay_are_those_of_torch(tmp_path):
     reference = model(0, data)
     optimiser = torch.optim.SGD(reference.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
     examples, start = data.train(0), 0
-    order, ends = Batching(4, None, 3).batches(len(examples), 0, 1, 0)
+    order, ends = Batching(4, None, 3).batches(len(examples), stream(0, "batches", 1, 0))
     for end in ends.tolist():
         index = torch.from_numpy(order[start:end])
         optimiser.zero_grad()
@@ -77,7 +77,8 @@ def test_a_client_with_dropout_draws_from_its_own_stream(tmp_path):
         config = fedveil.runtime.config.resolve(["rounds=1"])
         training = fedveil.runtime.prepare.prepare(config, data=data, model=Net())
         server = {"w": training.objective.initial()}
-        ctx = fedveil.core.stage.Context(1, training.objective.layout, clients, [None] * len(clients))
+        batches = [stream(0, "batches", 1, k) for k in clients]
+        ctx = fedveil.core.stage.Context(1, training.objective.layout, clients, batches, batches=batches)
         return training.engine.train(training.method, server, None, ctx).delta.value
 
     assert torch.equal(moves([0, 1, 2])[2], moves([2])[0])

@@ -54,7 +54,7 @@ def test_the_count_is_charged_and_the_parts_make_the_whole():
     ctx.server = stream(0, "server")
     stage.apply(stage.init(), Signal(torch.ones(2, 3)), ctx)
     (line,) = ctx.releases
-    assert (line.channel, line.bound, line.noise_std, line.unit, line.client) == (CHANNEL, 0.5, 2.0, "client", None)
+    assert (line.channel, line.bound, line.noise_std, line.unit, line.clients) == (CHANNEL, 0.5, 2.0, "client", None)
     count = event_of(line)
     assert count.multiplier == 4.0
     rest = stage.remaining(1.2)

@@ -18,7 +18,7 @@ DELTA = 1e-5
 
 
 def release(client=0, *, unit="client", std=2.0, slot="on_delta", channel="move", count=1, mechanism="gaussian"):
-    return Release(unit, 1.0, std, mechanism, slot, channel, 1, client, count)
+    return Release(unit, 1.0, std, mechanism, slot, channel, 1, None if client is None else (client,), count)
 
 
 def accounts(local=True, **kw):
@@ -26,7 +26,9 @@ def accounts(local=True, **kw):
 
 
 def lines(releases, **samplings):
-    sampling = {None: None, **{r.client: None for r in releases}} | {int(k[1:]): v for k, v in samplings.items()}
+    sampling = {None: None, **{k: None for r in releases for k in r.clients or (None,)}} | {
+        int(k[1:]): v for k, v in samplings.items()
+    }
     return lines_of(releases, sampling, ("server", "public"))
 
 
@@ -64,8 +66,8 @@ def test_grouping_loses_nothing(made):
     grouped = lines(made)
     total = sum(r.count for r in made)
     assert sum(x.release.count * len(x.clients) for x in grouped) == total
-    for client in {r.client for r in made}:
-        ours = [r for r in made if r.client == client]
+    for client in {k for r in made for k in r.clients}:
+        ours = [r for r in made if r.clients == (client,)]
         tally = accounts()
         tally.add(grouped)
         expected = epsilon([Event("gaussian", r.noise_std, None, r.count) for r in ours], DELTA)

@@ -228,7 +228,6 @@ def test_replacing_costs_more_than_zeroing(tmp_path):
         (local(), ["privacy.rng=dice"], "privacy.rng: 'dice' is unknown"),
         (local(), ["stop.patience=3"], "stop: stopping early on the test set reveals something"),
         (local(), ["privacy.epsilon=0.01"], "privacy.epsilon: the first round alone would spend"),
-        (central(), ["selection=poisson"], "selection: under poisson"),
     ],
 )
 def test_what_cannot_be_kept_is_refused(tmp_path, method, overrides, message):
@@ -241,7 +240,7 @@ def test_batch_statistics_and_pooled_scaling_are_refused_under_privacy(tmp_path)
 
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    with pytest.raises(Refused, match="running statistic.*replace BatchNorm by GroupNorm"):
+    with pytest.raises(Refused, match="running statistic.*use GroupNorm, or set batch_norm=group_norm"):
         fedveil.run(method=local(), data=blobs(), model=net, out=tmp_path / "a")
     with pytest.raises(Refused, match="data.scaling"):
         fedveil.run("data.scaling=pooled", method=local(), data="breast_cancer", model="logistic", out=tmp_path / "b")
@@ -249,14 +248,14 @@ def test_batch_statistics_and_pooled_scaling_are_refused_under_privacy(tmp_path)
 
 def test_a_release_that_was_not_charged_stops_everything(tmp_path, monkeypatch):
     """A mechanism that does something else in the run than it did in the rehearsal is a bug; no claim survives it."""
-    from fedveil.runtime.accounting import Bookkeeper
+    from fedveil.runtime.planning import Planner
 
-    weaker = Bookkeeper.plan
+    weaker = Planner.lines
 
     def understate(self, cohort, server):
         return weaker(self, cohort[:-1], server)
 
-    monkeypatch.setattr(Bookkeeper, "plan", understate)
+    monkeypatch.setattr(Planner, "lines", understate)
     with pytest.raises(RuntimeError, match="was not charged"):
         run(tmp_path / "r", local())
 

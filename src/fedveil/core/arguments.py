@@ -69,6 +69,8 @@ def _is_union(hint: Any) -> bool:
 
 
 def _fits(value: object, hint: Any) -> bool:
+    if hint is Any:
+        return True
     if _is_union(hint):
         return any(_fits(value, part) for part in hint.__args__)
     origin, inner = typing.get_origin(hint), typing.get_args(hint)

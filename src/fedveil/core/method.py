@@ -12,7 +12,7 @@ from torch import Tensor
 from fedveil.core.errors import Refused, one_of
 from fedveil.core.flat import Layout
 from fedveil.core.parts import MOVE, Aggregator, LocalRule, Moves, Transport
-from fedveil.core.round import arrive, depart
+from fedveil.core.round import Shares, arrive, depart
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Chain, Context, PerSample, Release, chain
 from fedveil.core.streams import stream
@@ -30,11 +30,14 @@ class Method:
     on_delta
         acts on the whole local move Δ = y − w, before control variates are made of it.
     on_upload
-        acts on Δ as it leaves the client: post-processing only.
+        acts on each client's Δ after it was released and packed: post-processing only.
     on_mean
         acts on the aggregate, at the server.
     weights
         how much an upload counts in a mean: ``uniform``, or by the client's number of ``examples`` (SPEC 1).
+
+    allow_leak
+        whether a channel may leave the clients with no mechanism beside one that has one; then nothing is claimed.
 
     A method is ``private`` when some stage is a privacy mechanism; then everything that the server keeps must
     have passed one.
@@ -49,6 +52,7 @@ class Method:
     on_upload: Chain = field(default_factory=chain)
     on_mean: Chain = field(default_factory=chain)
     weights: Weights = "uniform"
+    allow_leak: bool = False
     private: bool = field(init=False)
     local_privacy: bool = field(init=False)
     """Every upload has passed a mechanism before it leaves the client: private towards the server as well."""
@@ -64,36 +68,63 @@ class Method:
         object.__setattr__(self, "private", bool(releases))
         object.__setattr__(self, "local_privacy", local)
 
-    def weigh(self, sizes: Tensor) -> Tensor:
-        """Weights of the uploads of clients with these numbers of examples; they sum to one (float64)."""
+    @property
+    def derives(self) -> bool:
+        """Whether the server computes some channels by itself, from moves that it sees one by one."""
+        return bool(self.local.derived) and "each" in self.transport.reveals
+
+    @property
+    def reads_public(self) -> bool:
+        """Whether a stage behind packing asks which part of a move is public."""
+        return bool(len(self.on_upload) or len(self.on_mean))
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a stage asks for the mean move of the last round."""
+        slots = (self.on_step, self.on_delta, self.on_upload, self.on_mean)
+        return any(getattr(stage, "looks_back", False) for slot in slots for stage in slot)
+
+    @property
+    def fixed_divisor(self) -> bool:
+        """Whether a mean is divided by the expected cohort, because who takes part is a secret (SPEC 1)."""
+        return self.private and not self.local_privacy and not self.allow_leak
+
+    def weigh(self, sizes: Tensor, cohort: int) -> Tensor:
+        """Weights of the uploads of clients with these numbers of examples; float64.
+
+        They sum to one, except that under ``fixed_divisor`` each one is 1/cohort, whoever came.
+        """
+        if self.fixed_divisor:
+            return torch.full((len(sizes),), 1.0 / cohort, dtype=torch.float64)
         raw = sizes.double() if self.weights == "examples" else torch.ones(len(sizes), dtype=torch.float64)
         return raw / raw.sum()
 
-    def share(self, cohort: Tensor, population: Tensor) -> float:
-        """The cohort's weight in the population: n/N when uniform (SPEC 2)."""
+    def share(self, sizes: Tensor, population: Tensor, cohort: int) -> float:
+        """The cohort's weight in the population: n/N when uniform (SPEC 2); n is expected under ``fixed_divisor``."""
         if self.weights == "examples":
-            return float(cohort.sum()) / float(population.sum())
-        return len(cohort) / len(population)
+            return float(sizes.sum()) / float(population.sum())
+        return (cohort if self.fixed_divisor else len(sizes)) / len(population)
 
     def rehearse(
-        self, layout: Layout, cohort: int = 1, known: Mapping[str, Tensor] | None = None
+        self, layout: Layout, cohort: int = 1, known: Mapping[str, Tensor] | None = None, client: int = 0
     ) -> tuple[list[Release], bool]:
         """Push a dummy client through every slot, refuse parts that do not fit; what it released, and whether
         every upload had passed a mechanism before it left the client. The mean is
-        over ``cohort`` clients alike; ``known`` is what stages remember by now.
+        over ``cohort`` clients alike; ``known`` is what stages remember by now; ``client`` is whose noise it has.
         """
         w = torch.zeros(layout.dim)
         server = self.local.start(w)
         memory = torch.zeros(1, layout.dim) if self.local.remembers else None
         own, servers = stream(0, "rehearsal"), stream(0, "rehearsal", "server")
-        ctx = Context(0, layout, [0], [own], memory=dict(known or {}), server=servers)
+        ctx = Context(0, layout, [client], [own], memory=dict(known or {}), server=servers)
         gradient = torch.linspace(-1, 1, layout.dim)[None, :]
         first = self.on_step.per_sample
         try:
             step = self.on_step(first.summed(gradient) if first else Signal(gradient), ctx.at("on_step"))
             moves = Moves((step * -1.0).unbounded(), torch.ones(1, 1), torch.ones(1), torch.zeros(1))
             uploads, _ = depart(self, moves, memory, server, ctx)
-            arrive(self, uploads, torch.full((1,), 1.0 / cohort), 1.0, server, ctx.at_server())
+            shares = Shares(torch.full((1,), 1.0 / cohort), moves.travel, 1.0, 1.0)
+            arrive(self, uploads, shares, server, ctx.at_server())
         except Refused:
             raise
         except ValueError as problem:
@@ -104,7 +135,7 @@ class Method:
                 "method; set weights=uniform"
             )
         local = all(upload.released for upload in uploads.values())
-        if local and any(r.client is None and r.slot != "on_mean" for r in ctx.releases):
+        if local and any(r.clients is None and r.slot != "on_mean" for r in ctx.releases):
             raise Refused(
                 f"{self.name}: a stage with memory tells the server about single clients without noise, which the "
                 "clients' own noise does not cover; use a fixed clip, or noise at on_mean"

@@ -19,6 +19,9 @@ State = dict[str, Tensor]
 Uploads = dict[str, Signal]
 """What clients send, by channel, one row per client."""
 
+Packed = tuple[Uploads, Tensor | None]
+"""Uploads, and the clients' new memory."""
+
 MOVE = "move"
 """The channel that carries Δ = y − w; every method has it."""
 
@@ -28,7 +31,7 @@ class Moves:
     """What came out of local training, one row per client.
 
     ``travel`` (rows, 1) is the sum of the step coefficients: a constant gradient g moves the client by
-    −travel·g (K·η without momentum). ``loss`` is the mean training loss over the local steps.
+    −travel·g (K·η without momentum). ``loss`` is the mean training loss of the examples that were looked at.
     """
 
     delta: Signal
@@ -59,14 +62,32 @@ class LocalRule(Protocol):
         """What every local step of this round adds to the gradient (rows, dim), known before the round."""
         ...
 
-    def pack(
-        self, delta: Signal, travel: Tensor, memory: Tensor | None, server: State
-    ) -> tuple[Uploads, Tensor | None]:
-        """Uploads and the clients' new memory, both made from the move as it leaves ``on_delta``."""
+    @property
+    def drift_is_public(self) -> bool:
+        """Whether the observer knows what drift correction adds to a move, so that only the rest needs a clip."""
         ...
 
-    def absorb(self, server: State, mean: Mapping[str, Signal], share: float) -> State:
-        """The server's next state; ``share`` is the cohort's weight in the population."""
+    @property
+    def derived(self) -> tuple[str, ...]:
+        """Channels that a server who sees single moves computes by itself, so that they need not be sent."""
+        ...
+
+    def pack(self, delta: Signal, raw: Signal, travel: Tensor, memory: Tensor | None, server: State) -> Packed:
+        """Uploads and the clients' new memory, made from the move as it leaves ``on_delta``.
+
+        ``raw`` is the move before ``on_delta``: for what stays with the client, and for published leaks.
+        """
+        ...
+
+    def derive(self, move: Signal, travel: Tensor, server: State) -> Uploads:
+        """The derived channels, made at the server from the moves as they arrived."""
+        ...
+
+    def absorb(self, server: State, mean: Mapping[str, Signal], share: float, travel: float) -> State:
+        """The server's next state.
+
+        ``share`` is the cohort's weight in the population, ``travel`` the population's mean travel.
+        """
         ...
 
 

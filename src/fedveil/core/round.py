@@ -15,6 +15,9 @@ from fedveil.core.stage import Context
 if TYPE_CHECKING:
     from fedveil.core.method import Method
 
+PREVIOUS = "previous"
+"""The server's name for the mean move of the last round, kept where a stage looks back at it."""
+
 BUFFERS = "buffers"
 """The channel of running statistics of normalisation layers; plain averaging, never under privacy."""
 
@@ -28,45 +31,85 @@ class Arrival:
     bytes_up: int
 
 
+def nobody(w: Tensor) -> Moves:
+    """The moves of a Poisson cohort to which nobody came."""
+    none = w.new_empty(0)
+    return Moves(Signal(w.new_empty(0, w.numel())), none[:, None], none, none)
+
+
 def depart(
     method: Method, moves: Moves, memory: Tensor | None, server: State, ctx: Context
 ) -> tuple[Uploads, Tensor | None]:
     """The clients' half after training: ``on_delta``, packing, ``on_upload``.
 
-    What drift correction added to the move, −travel·drift, is known beforehand: it is taken out before
-    ``on_delta`` and put back after it, so that a clip acts on what the data did (SPEC 3.1).
+    What drift correction added to the move, −travel·drift, is taken out before ``on_delta`` and put back after it
+    where the observer knows it, so that a clip acts on what the data did (SPEC 3.1).
     """
     delta = moves.delta
+    drift = method.local.drift(memory, server) if len(method.on_delta) or method.reads_public else None
+    known = -moves.travel * drift if drift is not None and method.local.drift_is_public else None
     if len(method.on_delta):
-        drift = method.local.drift(memory, server)
-        known = 0.0 if drift is None else -moves.travel * drift
-        delta = method.on_delta(delta.shifted(-known), ctx.at("on_delta")).shifted(known)
-    uploads, memory = method.local.pack(delta, moves.travel, memory, server)
-    uploads[MOVE] = method.on_upload(uploads[MOVE], ctx.at("on_upload"))
+        delta = delta if known is None else delta.shifted(-known)
+        delta = method.on_delta(delta, ctx.at("on_delta"))
+        delta = delta if known is None else delta.shifted(known)
+    if known is not None and method.reads_public:
+        delta = replace(delta, public=known)
+    uploads, memory = method.local.pack(delta, moves.delta, moves.travel, memory, server)
+    if method.derives:
+        uploads = {name: signal for name, signal in uploads.items() if name not in method.local.derived}
+    else:
+        uploads[MOVE] = method.on_upload(uploads[MOVE], ctx.at("on_upload"))
     if moves.buffers is not None:
         uploads[BUFFERS] = Signal(moves.buffers - server[BUFFERS])
     return uploads, memory
 
 
-def arrive(method: Method, uploads: Uploads, weights: Tensor, share: float, server: State, ctx: Context) -> Arrival:
-    """The server's half: open, aggregate, ``on_mean``, absorb; ``ctx`` has the server's single row."""
-    delivery = method.transport.carry({name: s.value for name, s in uploads.items()}, weights)
-    each = "each" in method.transport.reveals
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """Public numbers about a cohort that the server aggregates with.
+
+    ``weights`` of the rows; ``travel`` (rows, 1) of each; the cohort's ``share`` of the population; the
+    population's ``mean_travel``; and ``fixed_weight``, 1 / expected cohort.
+    """
+
+    weights: Tensor
+    travel: Tensor
+    share: float
+    mean_travel: float
+    fixed_weight: float = 1.0
+
+
+def arrive(method: Method, uploads: Uploads, shares: Shares, server: State, ctx: Context) -> Arrival:
+    """The server's half: open, derive, ``on_upload``, aggregate, ``on_mean``, absorb; ``ctx`` has the server's row.
+
+    ``on_upload`` is post-processing of each upload: it acts here where the server derives other channels from the
+    upload as it was sent, and otherwise before the upload leaves.
+    """
+    if not uploads[MOVE].rows:
+        # Nobody came, which must not show: one client whose move is zero leaves the same sum, and the same noise.
+        uploads = {name: replace(s, value=s.value.new_zeros(1, s.dim)) for name, s in uploads.items()}
+        shares = replace(shares, weights=shares.weights.new_full((1,), shares.fixed_weight))
+    delivery = method.transport.carry({name: s.value for name, s in uploads.items()}, shares.weights)
     mean = {}
-    for name, value in delivery.uploads.items():
-        if each:
-            mean[name] = method.aggregate(replace(uploads[name], value=value), weights)
-        else:
-            mean[name] = uploads[name].mean(weights, value)
+    if "each" in method.transport.reveals:
+        rows = {name: replace(uploads[name], value=value) for name, value in delivery.uploads.items()}
+        if method.derives:
+            rows |= method.local.derive(rows[MOVE], shares.travel, server)
+            rows[MOVE] = method.on_upload(rows[MOVE], ctx.at("on_upload"))
+        mean = {name: method.aggregate(signal, shares.weights) for name, signal in rows.items()}
+    else:
+        mean = {name: uploads[name].mean(shares.weights, value) for name, value in delivery.uploads.items()}
     mean[MOVE] = method.on_mean(mean[MOVE], ctx.at("on_mean"))
-    if ctx.releases:
+    if ctx.releases and not method.allow_leak:
         for name, signal in mean.items():
             if not signal.released:
                 raise Refused(
                     f"{method.name}: channel {name!r} leaves the clients and no privacy mechanism acts on it; "
                     "put the noise where this channel is made, or use a local rule that does not send it"
                 )
-    after = method.local.absorb(server, mean, share)
+    after = method.local.absorb(server, mean, shares.share, shares.mean_travel)
     if BUFFERS in mean:
         after[BUFFERS] = server[BUFFERS] + mean[BUFFERS].value[0]
+    if method.looks_back:
+        after[PREVIOUS] = mean[MOVE].value[0]
     return Arrival(after | ctx.memory, mean, delivery.bytes_up)

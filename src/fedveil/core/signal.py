@@ -25,6 +25,9 @@ class Signal:
         (rows of different noise: shape ``(rows, 1)``); None when a non-linear step made it unknown.
     released
         a privacy mechanism has paid for this value: everything computed from it alone is free.
+    public
+        a part of ``value`` that the observer knows beforehand and that holds none of this noise, such as what drift
+        correction added to a move; shrinkage leaves it alone (SPEC 3.2).
 
     >>> x = Signal(torch.ones(2, 3), bound=1.0, unit="record", noise_var=4.0)
     >>> y = x * 0.5
@@ -37,6 +40,7 @@ class Signal:
     unit: Unit | None = None
     noise_var: Tensor | float | None = 0.0
     released: bool = False
+    public: Tensor | float = 0.0
 
     def __post_init__(self) -> None:
         if self.value.dim() != 2:
@@ -62,6 +66,7 @@ class Signal:
             value=self.value * factor,
             bound=None if self.bound is None else largest * self.bound,
             noise_var=None if self.noise_var is None else self.noise_var * factor**2,
+            public=self.public * factor,
         )
 
     __rmul__ = __mul__
@@ -76,6 +81,7 @@ class Signal:
             unit=self.unit if bounded else None,
             noise_var=self.noise_var + other.noise_var if known else None,  # type: ignore[operator]
             released=self.released and other.released,
+            public=self.public + other.public,
         )
 
     def shifted(self, public: Tensor | float) -> Signal:
@@ -110,4 +116,5 @@ class Signal:
             value=(w @ self.value)[None, :] if value is None else value,
             bound=None if self.bound is None else self.bound * float(weights.abs().max()),
             noise_var=variance,
+            public=(w @ self.public)[None, :] if isinstance(self.public, Tensor) else self.public,
         )

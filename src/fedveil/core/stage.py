@@ -20,7 +20,8 @@ class Release:
     """One line of the ledger: what a mechanism did, apart from what it costs.
 
     ``bound`` is the l2 sensitivity that was enforced, ``noise_std`` the deviation that was added, ``count`` how
-    often; ``channel`` and ``slot`` say what left and where, ``client`` whose data (None: everybody's).
+    often; ``channel`` and ``slot`` say what left and where, ``clients`` whose data, each by itself (None: everybody's
+    together). ``claimed`` is a noise multiplier that a paper claims for records and that nobody proved.
     """
 
     unit: Unit
@@ -30,8 +31,9 @@ class Release:
     slot: Slot
     channel: str
     round: int
-    client: int | None = None
+    clients: tuple[int, ...] | None = None
     count: int = 1
+    claimed: float | None = None
 
 
 @dataclass
@@ -39,8 +41,9 @@ class Context:
     """What a stage may look at besides its input: where it stands, whose rows these are, and their randomness.
 
     ``streams`` holds one generator per row, owned by (round, client) or (round, server); a stage that draws
-    numbers for row i takes them from ``streams[i]`` and from nowhere else. ``server`` is the stream of what the
-    server draws. ``memory`` is what stages remember between rounds, made of released values only.
+    numbers for row i takes them from ``streams[i]`` and from nowhere else; ``batches`` are the streams that choose
+    each client's training examples. ``server`` is the stream of what the server draws. ``memory`` is what stages
+    remember between rounds, made of released values only; ``previous`` is the mean move of the last round, released.
     """
 
     round: int
@@ -52,6 +55,8 @@ class Context:
     releases: list[Release] = field(default_factory=list)
     memory: dict[str, Tensor] = field(default_factory=dict)
     server: np.random.Generator | None = None
+    batches: Sequence[np.random.Generator] = ()
+    previous: Tensor | None = None
 
     def at(self, slot: Slot) -> Context:
         """The same context at another slot, writing to the same list of releases."""
@@ -64,7 +69,16 @@ class Context:
 
     def row(self, i: int) -> Context:
         """The context of one row alone."""
-        return replace(self, clients=[self.clients[i]], streams=[self.streams[i]])
+        return replace(
+            self,
+            clients=[self.clients[i]],
+            streams=[self.streams[i]],
+            batches=[self.batches[i]] if self.batches else (),
+        )
+
+    def heading(self, travel: Tensor | float) -> Context:
+        """The same context for gradients: the previous move as the gradient that would have made it."""
+        return self if self.previous is None else replace(self, previous=self.previous * (-1.0 / travel))
 
 
 class Stage(Protocol):

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from fedveil.core.errors import Refused, positive
-from fedveil.core.streams import stream
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
+Drawing = Literal["shuffled", "poisson"]
 
 
 @dataclass(frozen=True)
 class Batching:
-    """Shuffled batches: an epoch visits every example once, in batches of ``batch`` (the last may be smaller).
+    """How a client walks through its examples, ``batch`` of them a step.
+
+    ``shuffled``: an epoch visits every example once (its last batch may be smaller). ``poisson``: each example joins
+    each step by itself with rate min(1, batch/n), so that a batch has ``batch`` examples only on average and may be
+    empty; this is what private steps are accounted by (SPEC 3.1).
 
     Exactly one of ``steps`` (the same K for every client) and ``local_epochs`` (K differs with the client's
     size) is set; what runs is always a number of steps (SPEC 0).
@@ -27,6 +31,7 @@ class Batching:
     batch: int
     steps: int | None = None
     local_epochs: int | None = None
+    drawing: Drawing = "shuffled"
 
     def __post_init__(self) -> None:
         positive(batch=self.batch)
@@ -43,11 +48,17 @@ class Batching:
         assert self.local_epochs is not None
         return self.local_epochs * -(-examples // self.batch)
 
-    def batches(self, examples: int, seed: int, round: int, client: int) -> tuple[Indices, Indices]:
-        """Order of visits, and where each step's batch ends in it, from the stream of (round, client)."""
-        rng = stream(seed, "batches", round, client)
-        per_epoch = -(-examples // self.batch)
+    def rate(self, examples: int) -> float:
+        """The Poisson rate q = min(1, batch/n) of a client with this many examples."""
+        return min(1.0, self.batch / examples)
+
+    def batches(self, examples: int, rng: np.random.Generator) -> tuple[Indices, Indices]:
+        """Order of visits, and where each step's batch ends in it."""
         steps = self.steps_for(examples)
+        if self.drawing == "poisson":
+            joins = rng.random((steps, examples)) < self.rate(examples)
+            return np.nonzero(joins)[1], np.cumsum(joins.sum(axis=1))
+        per_epoch = -(-examples // self.batch)
         epochs = -(-steps // per_epoch)
         order = np.concatenate([rng.permutation(examples) for _ in range(epochs)])
         ends = np.minimum(np.arange(1, per_epoch + 1) * self.batch, examples)
@@ -58,6 +69,8 @@ class Batching:
         """One line that says how many steps clients take, for the run's opening lines."""
         low, high = self.steps_for(int(sizes.min())), self.steps_for(int(sizes.max()))
         span = f"{low}" if low == high else f"{low} to {high}"
+        each = f"{self.batch} examples" if self.drawing == "shuffled" else f"{self.batch} examples on average (Poisson)"
         if self.local_epochs is None:
-            return f"{span} local steps of {self.batch} examples"
-        return f"{self.local_epochs} local epoch(s) of batches of {self.batch} = {span} steps per client"
+            return f"{span} local steps of {each}"
+        each = each.removesuffix(" examples")
+        return f"{self.local_epochs} local epoch(s) of batches of {each} = {span} steps per client"

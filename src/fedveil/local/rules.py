@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedveil.core.errors import fraction, positive
-from fedveil.core.parts import MOVE, State, Uploads
+from fedveil.core.parts import MOVE, Packed, State, Uploads
 from fedveil.core.signal import Signal
 
 CONTROL = "control"
+Control = Literal["released", "clean", "private"]
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,25 @@ class FedAvg:
         """No correction."""
         return None
 
-    def pack(
-        self, delta: Signal, travel: Tensor, memory: Tensor | None, server: State
-    ) -> tuple[Uploads, Tensor | None]:
+    @property
+    def drift_is_public(self) -> bool:
+        """There is none."""
+        return True
+
+    @property
+    def derived(self) -> tuple[str, ...]:
+        """Nothing."""
+        return ()
+
+    def pack(self, delta: Signal, raw: Signal, travel: Tensor, memory: Tensor | None, server: State) -> Packed:
         """Upload Δ."""
         return {MOVE: delta}, memory
 
-    def absorb(self, server: State, mean: Mapping[str, Signal], share: float) -> State:
+    def derive(self, move: Signal, travel: Tensor, server: State) -> Uploads:
+        """Nothing."""
+        return {}
+
+    def absorb(self, server: State, mean: Mapping[str, Signal], share: float, travel: float) -> State:
         """V ← β v + mean Δ; w ← w + η_g v."""
         step = mean[MOVE].value[0]
         after = dict(server)
@@ -65,17 +79,36 @@ class FedAvg:
 
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """Karimireddy et al. 2020, option II: steps follow g + c − c_k; the client keeps c_k between rounds."""
+    """Karimireddy et al. 2020, option II: steps follow g + c − c_k; the client keeps c_k between rounds.
+
+    control
+        what c_k is made of (SPEC 3.1, 3.4). ``released``: the move as it leaves ``on_delta``, from which the server
+        computes the change of c_k as well. ``clean``: the move before it, sent beside it, from which the server solves
+        for the clean move: a published mistake, kept as a demonstration. ``private``: the server never learns c_k and
+        moves c by the mean alone; for noise at the server or under secure aggregation.
+    """
+
+    control: Control = "released"
 
     @property
     def channels(self) -> tuple[str, ...]:
         """The move, and the change of the client's control variate."""
-        return (MOVE, CONTROL)
+        return (MOVE,) if self.control == "private" else (MOVE, CONTROL)
 
     @property
     def remembers(self) -> bool:
         """Each client keeps c_k."""
         return True
+
+    @property
+    def drift_is_public(self) -> bool:
+        """The server can follow c_k, unless it is made of what the server never sees."""
+        return self.control == "released"
+
+    @property
+    def derived(self) -> tuple[str, ...]:
+        """Where the server sees single moves, it computes the change of c_k by itself."""
+        return (CONTROL,) if self.control == "released" else ()
 
     def start(self, w: Tensor) -> State:
         """The model and c = 0."""
@@ -86,16 +119,25 @@ class Scaffold(FedAvg):
         assert memory is not None
         return server["c"] - memory
 
-    def pack(
-        self, delta: Signal, travel: Tensor, memory: Tensor | None, server: State
-    ) -> tuple[Uploads, Tensor | None]:
-        """c_k⁺ − c_k = −c − Δ/(K η), made from Δ as it leaves ``on_delta``; K η is the travel of the steps."""
+    def pack(self, delta: Signal, raw: Signal, travel: Tensor, memory: Tensor | None, server: State) -> Packed:
+        """Δ, the change of c_k, and the new c_k."""
         assert memory is not None
-        change = (delta * (-1.0 / travel)).shifted(-server["c"])
-        return {MOVE: delta, CONTROL: change}, memory + change.value
+        change = self._change(raw if self.control == "clean" else delta, travel, server)
+        uploads = {MOVE: delta, CONTROL: change}
+        return {name: uploads[name] for name in self.channels}, memory + change.value
 
-    def absorb(self, server: State, mean: Mapping[str, Signal], share: float) -> State:
-        """C ← c + share·mean(c_k⁺ − c_k), beside the model's step."""
-        after = super().absorb(server, mean, share)
-        after["c"] = server["c"] + share * mean[CONTROL].value[0]
+    def derive(self, move: Signal, travel: Tensor, server: State) -> Uploads:
+        """The change of c_k from the upload."""
+        return {CONTROL: self._change(move, travel, server)}
+
+    def absorb(self, server: State, mean: Mapping[str, Signal], share: float, travel: float) -> State:
+        """C ← c + share·mean(c_k⁺ − c_k), beside the model's step; c_k private: mean(…) = −c − mean Δ/(K η)."""
+        after = super().absorb(server, mean, share, travel)
+        known = mean[CONTROL] if CONTROL in mean else self._change(mean[MOVE], travel, server)
+        after["c"] = server["c"] + share * known.value[0]
         return after
+
+    @staticmethod
+    def _change(delta: Signal, travel: Tensor | float, server: State) -> Signal:
+        """c_k⁺ − c_k = −c − Δ/(K η); K η is the travel of the steps."""
+        return (replace(delta, public=0.0) * (-1.0 / travel)).shifted(-server["c"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -18,8 +20,9 @@ from fedveil.core.signal import Signal
 from fedveil.core.stage import Chain, Context
 from fedveil.core.streams import torch_seed
 from fedveil.core.walk import energy, travel
-from fedveil.local.batches import Batching
+from fedveil.local.batches import Batching, Indices
 from fedveil.local.engine import Diverged
+from fedveil.local.examples import ExampleGradients
 from fedveil.local.objective import Objective, Sgd, predict
 
 
@@ -38,10 +41,14 @@ class Sequential:
     seed: int
     name: str = "sequential"
 
+    @cached_property
+    def examples(self) -> ExampleGradients:
+        """Gradients of single examples."""
+        return ExampleGradients(self.objective)
+
     def train(self, method: Method, server: State, drift: Tensor | None, ctx: Context) -> Moves:
         """Train ``ctx.clients`` in turn (see :class:`~fedveil.local.engine.Engine`)."""
-        if method.on_step.per_sample is not None:
-            raise NotImplementedError("per-sample stages come with the private methods")
+        each = method.on_step.per_sample
         w = server["w"]
         rows = len(ctx.clients)
         deltas = w.new_empty(rows, w.numel())
@@ -57,22 +64,30 @@ class Sequential:
             here.copy_(w)
             if self.objective.buffers.dim:
                 write_buffers(self.objective.module, self.objective.buffers, server[BUFFERS])
-            walk = _Walk(self.sgd, method.on_step, here, grad, None if drift is None else drift[i], ctx.row(i))
-            total = torch.zeros((), dtype=w.dtype)
+            own = ctx.row(i)
+            order, ends = self.batching.batches(int(self.federation.sizes[client]), own.batches[0])
+            own = own.heading(travel(*self._path(len(ends))))
+            walk = _Walk(self.sgd, method.on_step, here, grad, None if drift is None else drift[i], own)
+            total, seen = torch.zeros((), dtype=w.dtype, device=w.device), 0
             # Models may draw numbers themselves (dropout): their stream belongs to (round, client) as well.
             torch.manual_seed(torch_seed(self.seed, "model", ctx.round, client))
-            for x, y in self._batches(client, ctx.round):
-                grad.zero_()
-                loss = self._backward(x, y, ctx.round, client)
-                walk.step()
-                total += loss.detach()
+            for x, y in self._batches(client, order, ends):
+                with _explained(ctx.round, client, len(y)):
+                    if each is None:
+                        gradient, loss = Signal(grad[None, :]), self._backward(grad, x, y)
+                    else:
+                        summed, loss = self.examples.clipped_sum(here, x, y, each)
+                        gradient = each.summed(summed[None, :])
+                walk.step(gradient)
+                total, seen = total + loss, seen + len(y)
             torch.sub(here, w, out=deltas[i])
             steps[i] = walk.taken
-            losses[i] = total / walk.taken
-            if not torch.isfinite(losses[i]):
-                raise Diverged(ctx.round, client, "the training loss")
-            if not torch.isfinite(deltas[i].sum()):
-                raise Diverged(ctx.round, client, "the trained model")
+            losses[i] = total / max(seen, 1)
+            if not method.private:  # who diverged is the client's secret; a clip or the global check deals with it
+                if not torch.isfinite(losses[i]):
+                    raise Diverged(ctx.round, client, "the training loss")
+                if not torch.isfinite(deltas[i].sum()):
+                    raise Diverged(ctx.round, client, "the trained model")
             facts.append(walk.facts)
             if self.objective.buffers.dim:
                 buffers.append(read_buffers(self.objective.module, self.objective.buffers))
@@ -92,16 +107,14 @@ class Sequential:
         self.bind(server)
         return predict(self.objective, x)
 
-    def _backward(self, x: Tensor, y: Tensor, round: int, client: int) -> Tensor:
-        try:
-            loss = self.objective.loss(self.objective.module(x), y)
-            loss.backward()  # type: ignore[no-untyped-call]
-        except Exception as problem:
-            raise Refused(
-                f"round {round}, client {client}: the model or the loss failed on {len(y)} example(s) "
-                f"({type(problem).__name__}: {problem}); mend it, or change batch so that no batch is this small"
-            ) from problem
-        return loss
+    def _backward(self, grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """Fill ``grad`` with the batch's mean gradient (zero for an empty batch); the sum of the losses."""
+        grad.zero_()
+        if not len(y):
+            return grad.new_zeros(())
+        loss = self.objective.loss(self.objective.module(x), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach() * len(y)
 
     def _placed(self, values: Tensor) -> Tensor:
         like = next(self.objective.module.parameters())
@@ -110,9 +123,8 @@ class Sequential:
     def _path(self, steps: int) -> tuple[float, float, int]:
         return self.sgd.lr, self.sgd.momentum, steps
 
-    def _batches(self, client: int, round: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def _batches(self, client: int, order: Indices, ends: Indices) -> Iterator[tuple[Tensor, Tensor]]:
         data = self.federation.train(client)
-        order, ends = self.batching.batches(len(data), self.seed, round, client)
         index = torch.from_numpy(order)
         x, y = self._placed(data.x[index]), self._placed(data.y[index])
         start = 0
@@ -121,23 +133,36 @@ class Sequential:
             start = end
 
 
+@contextmanager
+def _explained(round: int, client: int, examples: int) -> Iterator[None]:
+    try:
+        yield
+    except Exception as problem:
+        raise Refused(
+            f"round {round}, client {client}: the model or the loss failed on {examples} example(s) "
+            f"({type(problem).__name__}: {problem}); mend it, or change batch so that no batch is this small"
+        ) from problem
+
+
 class _Walk:
     """The steps of one client: gradient → ``on_step`` → + drift → SGD, on flat vectors, in place."""
 
     def __init__(
         self, sgd: Sgd, on_step: Chain, here: Tensor, grad: Tensor, drift: Tensor | None, ctx: Context
     ) -> None:
-        self.sgd, self.on_step, self.here, self.grad = sgd, on_step, here, grad
+        self.sgd, self.on_step, self.here = sgd, on_step, here
         self.drift, self.ctx = drift, ctx.at("on_step")
         self.velocity = torch.zeros_like(here) if sgd.momentum else None
         self.facts = Signal(grad[None, :])
         self.taken = 0
 
     @torch.no_grad()
-    def step(self) -> None:
-        g = self.grad
+    def step(self, gradient: Signal) -> None:
+        """One step along the batch's gradient, one row; the row may be overwritten."""
+        g = gradient.value[0]
         if len(self.on_step):
-            self.facts = self.on_step(Signal(g[None, :].clone()), self.ctx)
+            # A stage may hand its input on, and the gradient's own memory is written to below.
+            self.facts = self.on_step(replace(gradient, value=gradient.value.clone()), self.ctx)
             g = self.facts.value[0]
         if self.drift is not None:
             g = g.add_(self.drift)

@@ -131,6 +131,10 @@ class Accounts:
             worst = max(worst, self._cost(tally, self.accountant))
         return worst
 
+    def cost(self, tally: Tally) -> float:
+        """ε of these events, by the accountant in use."""
+        return self._cost(tally, self.accountant)
+
     def _event(self, line: Line, unit: Unit) -> Event:
         """A local line as an event about this unit; batches amplify for records only."""
         sampling = line.sampling if line.release.unit == "record" else None

@@ -25,7 +25,7 @@ Status = Literal["charged", "interrupted"]
 
 @dataclass(frozen=True)
 class Line:
-    """One kind of release in one round: ``release`` (its ``client`` left out) by each of ``clients``.
+    """One kind of release in one round: ``release`` (its ``clients`` left out) by each of ``clients``.
 
     ``clients`` is None for a release that the server makes of everybody's data. ``sampling`` is how the unit came
     into the release: a record into a client's batch, or a client into the round's cohort. ``observers`` see it.
@@ -47,6 +47,7 @@ class Line:
             "slot": r.slot,
             "channel": r.channel,
             "count": r.count,
+            "claimed": r.claimed,
             "clients": self.clients,
             "sampling": _sampling_to_json(self.sampling),
             "observers": self.observers,
@@ -58,7 +59,7 @@ class Line:
         clients = data["clients"]
         release = Release(
             data["unit"], data["bound"], data["noise_std"], data["mechanism"], data["slot"], data["channel"], round,
-            None, data["count"],
+            None, data["count"], data["claimed"],
         )  # fmt: skip
         who = None if clients is None else tuple(clients)
         return cls(release, who, _sampling_from_json(data["sampling"]), tuple(data["observers"]))
@@ -88,8 +89,9 @@ def lines_of(
     """Group single releases into lines: equal in everything but the client; repeated ones are counted."""
     counts: dict[tuple[Release, int | None], int] = {}
     for r in releases:
-        key = (replace(r, client=None, count=1), r.client)
-        counts[key] = counts.get(key, 0) + r.count
+        kind = replace(r, clients=None, count=1)
+        for client in (None,) if r.clients is None else r.clients:
+            counts[kind, client] = counts.get((kind, client), 0) + r.count
     groups: dict[tuple[Release, Sampling], list[int | None]] = {}
     for (release, client), count in counts.items():
         sampling = samplings[client] if client is None or release.slot == "on_step" else None

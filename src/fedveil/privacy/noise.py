@@ -16,7 +16,7 @@ Row i draws from its own ``ctx.streams[i]``; a whole row at a time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,8 @@ from fedveil.core.stage import Context, Release
 from fedveil.privacy import discrete
 from fedveil.privacy.events import SKELLAM_STEPS, Mechanism
 
-Draw = Callable[[np.random.Generator, int], np.ndarray[Any, Any]]
+Draw = Callable[[np.random.Generator, int, float], np.ndarray[Any, Any]]
+"""Noise for one row of this length, of this scale (in grid steps)."""
 
 FINE = 2.0**-20
 """Grid of continuous noise, as a share of its scale: coarse beside float64's own grid of 2⁻⁵², fine beside noise."""
@@ -65,11 +66,44 @@ def check_rows(name: str, signal: Signal, ctx: Context) -> None:
         raise Refused(f"{name}: the signal is not finite, which no noise hides; put a clip before the noise")
 
 
-def add_on_grid(value: Tensor, streams: list[np.random.Generator], draw: Draw, grid: float) -> Tensor:
-    """g·round((x + N)/g) for each row in float64; ``draw`` gives N/g."""
+@dataclass(frozen=True)
+class PerClient:
+    """A noise multiplier for each client, by number; for clients whose batches are drawn at different rates."""
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        positive(multiplier=min(self.values, default=0.0))
+        positive(multiplier=max(self.values, default=0.0))
+
+
+Multiplier = float | PerClient
+
+
+def check_multiplier(multiplier: Multiplier) -> None:
+    """Refuse a multiplier that is no positive number."""
+    if not isinstance(multiplier, PerClient):
+        positive(multiplier=multiplier)
+
+
+def multipliers(name: str, multiplier: Multiplier, ctx: Context) -> list[float]:
+    """The multiplier of each row."""
+    if not isinstance(multiplier, PerClient):
+        return [multiplier] * len(ctx.clients)
+    if any(k is None or k >= len(multiplier.values) for k in ctx.clients):
+        raise Refused(
+            f"{name}: multipliers were given for {len(multiplier.values)} clients, but {list(ctx.clients)} are not "
+            "all among them; give one number, or one for every client"
+        )
+    return [multiplier.values[k] for k in ctx.clients if k is not None]
+
+
+def add_on_grid(value: Tensor, streams: Sequence[np.random.Generator], draw: Draw, scales: list[float]) -> Tensor:
+    """g·round((x + N)/g) for each row in float64, where g is ``FINE`` of the scale of the row's noise."""
     out = torch.empty_like(value)
-    for row, stream in enumerate(streams):
-        steps = torch.from_numpy(draw(stream, value.shape[1])).to(value.device, torch.float64)
+    for row, (stream, scale) in enumerate(zip(streams, scales, strict=True)):
+        grid = power_of_two(scale * FINE)
+        steps = torch.from_numpy(draw(stream, value.shape[1], scale / grid)).to(value.device, torch.float64)
         out[row] = steps.add_(value[row].double() / grid).round_().mul_(grid)
     return out
 
@@ -86,17 +120,23 @@ def _dress(
     *,
     mechanism: Mechanism,
     bound: float,
-    variance: float,
-    std: float,
+    stds: list[float],
     release_bound: float,
+    claimed: float | None = None,
 ) -> Signal:
-    """Facts and ledger lines of a release."""
+    """Facts and ledger lines of a release: one line for all clients whose noise is alike."""
     assert signal.unit is not None
-    for client in ctx.clients:
-        ctx.releases.append(
-            Release(signal.unit, release_bound, std, mechanism, ctx.slot, ctx.channel, ctx.round, client)
-        )
+    alike: dict[float, list[int | None]] = {}
+    for client, std in zip(ctx.clients, stds, strict=True):
+        alike.setdefault(std, []).append(client)
+    for std, clients in alike.items():
+        who = tuple(k for k in clients if k is not None)
+        line = Release(signal.unit, release_bound, std, mechanism, ctx.slot, ctx.channel, ctx.round, who or None)
+        ctx.releases.append(replace(line, claimed=claimed))
     before = signal.noise_var
+    variance: Tensor | float = max(stds, default=0.0) ** 2
+    if len(alike) > 1:
+        variance = torch.tensor(stds, dtype=torch.float64, device=value.device).square()[:, None]
     return replace(
         signal,
         value=value,
@@ -108,29 +148,36 @@ def _dress(
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Adds N(0, (multiplier·bound)²) to every coordinate, on the grid."""
+    """Adds N(0, (multiplier·bound)²) to every coordinate, on the grid.
 
-    multiplier: float
+    ``claimed`` goes into the ledger beside what was done: the multiplier that a paper claims for records.
+    """
+
+    multiplier: Multiplier
+    claimed: float | None = None
 
     def __post_init__(self) -> None:
-        positive(multiplier=self.multiplier)
+        check_multiplier(self.multiplier)
 
     def __call__(self, signal: Signal, ctx: Context) -> Signal:
         """One release per row."""
         bound = needs_bound("gaussian", signal)
         check_rows("gaussian", signal, ctx)
-        std = self.multiplier * bound
-        grid = power_of_two(std * FINE)
-
-        def draw(rng: np.random.Generator, dim: int) -> np.ndarray[Any, Any]:
-            noise = rng.standard_normal(dim)
-            noise *= std / grid
-            return noise
-
-        value = add_on_grid(signal.value, list(ctx.streams), draw, grid)
+        stds = [z * bound for z in multipliers("gaussian", self.multiplier, ctx)]
+        value = add_on_grid(signal.value, ctx.streams, _normal, stds)
         return _dress(
-            signal, ctx, value, mechanism="gaussian", bound=bound, variance=std**2, std=std, release_bound=bound
+            signal, ctx, value, mechanism="gaussian", bound=bound, stds=stds, release_bound=bound, claimed=self.claimed
         )
+
+
+def _normal(rng: np.random.Generator, dim: int, std: float) -> np.ndarray[Any, Any]:
+    noise = rng.standard_normal(dim)
+    noise *= std
+    return noise
+
+
+def _laplace(rng: np.random.Generator, dim: int, scale: float) -> np.ndarray[Any, Any]:
+    return rng.laplace(0.0, scale, dim)
 
 
 @dataclass(frozen=True)
@@ -141,29 +188,20 @@ class Laplace:
     deviation. On long vectors a Gaussian is far cheaper.
     """
 
-    multiplier: float
+    multiplier: Multiplier
 
     def __post_init__(self) -> None:
-        positive(multiplier=self.multiplier)
+        check_multiplier(self.multiplier)
 
     def __call__(self, signal: Signal, ctx: Context) -> Signal:
         """One release per row."""
         bound = needs_bound("laplace", signal)
         check_rows("laplace", signal, ctx)
         l1 = bound * math.sqrt(signal.dim)
-        scale = self.multiplier * l1
-        grid = power_of_two(scale * FINE)
-        value = add_on_grid(signal.value, list(ctx.streams), lambda rng, dim: rng.laplace(0.0, scale / grid, dim), grid)
-        return _dress(
-            signal,
-            ctx,
-            value,
-            mechanism="laplace",
-            bound=bound,
-            variance=2 * scale**2,
-            std=math.sqrt(2) * scale,
-            release_bound=l1,
-        )
+        scales = [z * l1 for z in multipliers("laplace", self.multiplier, ctx)]
+        stds = [math.sqrt(2) * scale for scale in scales]
+        value = add_on_grid(signal.value, ctx.streams, _laplace, scales)
+        return _dress(signal, ctx, value, mechanism="laplace", bound=bound, stds=stds, release_bound=l1)
 
 
 @dataclass(frozen=True)
@@ -223,26 +261,19 @@ def _integer(
     check_rows(name, signal, ctx)
     bound = needs_bound(name, signal) + grid * math.sqrt(signal.dim)
     std = multiplier * bound
-    rounded = round_to_grid(signal.value, grid)
-    noisy = add_on_grid(rounded, list(ctx.streams), lambda rng, dim: sampler(rng, std / grid, dim), grid)
-    return _dress(
-        signal,
-        ctx,
-        noisy.to(signal.value.dtype),
-        mechanism=name,
-        bound=bound,
-        variance=std**2,
-        std=std,
-        release_bound=bound,
-    )
+    steps = round_to_grid(signal.value, grid) / grid
+    for row, stream in enumerate(ctx.streams):
+        steps[row] += torch.from_numpy(sampler(stream, std / grid, signal.dim)).to(steps)
+    value = steps.mul_(grid).to(signal.value.dtype)
+    return _dress(signal, ctx, value, mechanism=name, bound=bound, stds=[std] * signal.rows, release_bound=bound)
 
 
-def gaussian(multiplier: float) -> Gaussian:
+def gaussian(multiplier: Multiplier, *, claimed: float | None = None) -> Gaussian:
     """Gaussian noise with deviation ``multiplier`` × the signal's bound."""
-    return Gaussian(multiplier)
+    return Gaussian(multiplier, claimed)
 
 
-def laplace(multiplier: float) -> Laplace:
+def laplace(multiplier: Multiplier) -> Laplace:
     """Laplace noise with scale ``multiplier`` × the signal's l1 bound."""
     return Laplace(multiplier)
 

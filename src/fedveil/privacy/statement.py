@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from fedveil.core.signal import Unit
-from fedveil.privacy.claims import OBSERVERS, UNITS, Accounts, Observer
+from fedveil.privacy.averaging import Averaging, averaged, claimed
+from fedveil.privacy.claims import OBSERVERS, UNITS, Accounts, Observer, Tally
 from fedveil.privacy.events import Poisson, Sampling, WithoutReplacement
 from fedveil.privacy.ledger import Entry, Line
 
@@ -29,6 +30,12 @@ NOT_COVERED = (
 SEEDED = (
     "Noise and cohorts were drawn from the run's seed (privacy.rng=seeded): whoever knows or guesses the seed can "
     "subtract the noise and tell who took part. Set privacy.rng=secure for data that matters."
+)
+
+
+SOURCE = (
+    "nominal: takes C·K·η/b for what one record can change in a move; with more than one step it can change far more, "
+    "and the row above says what the noise really protects"
 )
 
 
@@ -55,21 +62,37 @@ class Statement:
     notes: tuple[str, ...] = ()
 
     @classmethod
+    def void(cls, why: str, notes: Sequence[str] = ()) -> Statement:
+        """The statement of a run that leaks: nothing is claimed, whatever was charged."""
+        return cls(tuple(_nothing(o, u) for o in OBSERVERS for u in UNITS), (why, *notes))
+
+    @classmethod
     def of(
-        cls, accounts: Accounts, entries: Sequence[Entry], notes: Sequence[str] = (), *, rng: str = "secure"
+        cls,
+        accounts: Accounts,
+        entries: Sequence[Entry],
+        notes: Sequence[str] = (),
+        *,
+        rng: str = "secure",
+        averaging: Averaging | None = None,
     ) -> Statement:
-        """The statement that these accounts support, one row for each observer and unit."""
+        """The statement that these accounts support: a row for each observer and unit, then what papers claim."""
         lines = [line for entry in entries for line in entry.lines]
         if not lines:
             return cls(tuple(_nothing(o, u) for o in OBSERVERS for u in UNITS), tuple(notes))
-        rows = tuple(_row(accounts, lines, observer, unit) for observer in OBSERVERS for unit in UNITS)
+        rows = [_row(accounts, lines, observer, unit) for observer in OBSERVERS for unit in UNITS]
+        if averaging is not None and accounts.local and not accounts.covers("public", "client"):
+            rows = _with_averages(rows, accounts, averaged(entries, accounts.adjacency), averaging)
+        papers = claimed(entries, accounts.adjacency)
+        if papers:
+            rows.append(_source(rows[0], accounts, papers))
         remarks = [ADJACENCY[accounts.adjacency], NOT_COVERED]
         if rng == "seeded":
             remarks.append(SEEDED)
         lost = sorted({e.round for e in entries if e.status == "interrupted"})
         if lost:
             remarks.append(f"Interrupted rounds that were charged and ran again: {', '.join(map(str, lost))}.")
-        return cls(rows, (*remarks, *notes))
+        return cls(tuple(rows), (*remarks, *notes))
 
     def headline(self) -> str:
         """The statement in one line.
@@ -119,7 +142,7 @@ def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Un
         return _nothing(observer, unit, _why_not(accounts, observer, unit))
     counted = [x for x in lines if (x.clients is not None) == accounts.local]
     mechanisms = dict.fromkeys(f"{x.release.mechanism} ({x.release.unit})" for x in counted)
-    samplings = dict.fromkeys(_words(x.sampling, x.release.unit) for x in counted)
+    samplings = _samplings(counted)
     spread = accounts.spread(unit)
     note = ""
     if spread is not None:
@@ -141,9 +164,32 @@ def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Un
         accounts.delta,
         "proved",
         ", ".join(mechanisms),
-        "; ".join(samplings),
+        samplings,
         accounts.accountant,
         note,
+    )
+
+
+def _with_averages(rows: list[Row], accounts: Accounts, tallies: dict[int, Tally], averaging: Averaging) -> list[Row]:
+    """The public's row about records by the averaged noise where that is proved, else as a row of its own."""
+    worst = max(accounts.cost(tally) for tally in tallies.values())
+    place = next(i for i, row in enumerate(rows) if (row.observer, row.unit) == ("public", "record"))
+    row = replace(
+        rows[place], epsilon=worst, status=averaging.status, note=averaging.why, mechanism="mean of a cohort's noises"
+    )
+    if averaging.status == "nominal":
+        return [*rows, row]
+    return [*rows[:place], row, *rows[place + 1 :]] if worst < rows[place].epsilon else rows
+
+
+def _source(server: Row, accounts: Accounts, tallies: dict[int, Tally]) -> Row:
+    """The source's figure for noise after the last step, beside the one that holds."""
+    return replace(
+        server,
+        epsilon=max(accounts.cost(tally) for tally in tallies.values()),
+        status="nominal",
+        sampling="none",
+        note=SOURCE,
     )
 
 
@@ -151,6 +197,17 @@ def _why_not(accounts: Accounts, observer: str, unit: str) -> str:
     if not accounts.local and observer == "server":
         return "the server sees uploads before any noise"
     return "records are protected one by one; nothing bounds what all records of a client do together"
+
+
+def _samplings(lines: Sequence[Line]) -> str:
+    """Every way in which units came into these releases; Poisson rates that differ by client as a range."""
+    rates = sorted({x.sampling.rate for x in lines if isinstance(x.sampling, Poisson)})
+    if len(rates) < 3:
+        return "; ".join(dict.fromkeys(_words(x.sampling, x.release.unit) for x in lines))
+    whose = next(x.release.unit for x in lines if isinstance(x.sampling, Poisson))
+    words = [f"Poisson {whose}s, rates {rates[0]:.4g} to {rates[-1]:.4g} by client"]
+    others = [_words(x.sampling, x.release.unit) for x in lines if not isinstance(x.sampling, Poisson)]
+    return "; ".join(dict.fromkeys(words + [f"{other} (all records in every step)" for other in others]))
 
 
 def _words(sampling: Sampling, unit: Unit) -> str:

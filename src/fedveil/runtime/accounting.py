@@ -8,25 +8,27 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import orjson
 import torch
 
+from fedveil.aggregate.mean import Mean
 from fedveil.core.errors import Refused
-from fedveil.core.parts import State
-from fedveil.core.signal import Unit
+from fedveil.core.scale import Scale
 from fedveil.core.stage import Release
 from fedveil.core.streams import stream
-from fedveil.privacy.claims import Accounts, Observer
-from fedveil.privacy.events import Poisson, Sampling, WithoutReplacement
-from fedveil.privacy.ledger import Ledger, Line, lines_of
+from fedveil.privacy.averaging import Averaging
+from fedveil.privacy.claims import Accounts
+from fedveil.privacy.clip import ClipEach
+from fedveil.privacy.ledger import Entry, Ledger, Line
+from fedveil.privacy.noise import Gaussian, PerClient
 from fedveil.privacy.rng import secure_generator
 from fedveil.privacy.statement import Statement
 from fedveil.runtime.checkpoint import Progress
 from fedveil.runtime.folder import Folder
+from fedveil.runtime.planning import Planner
 from fedveil.runtime.prepare import Training
 
 
@@ -35,8 +37,8 @@ class Bookkeeper:
 
     def __init__(self, training: Training, folder: Folder, progress: Progress) -> None:
         self.training = training
-        self.privacy = privacy = training.settings.privacy
-        self._template: list[Release] | None = None
+        self.planner = Planner(training)
+        self.privacy = training.settings.privacy
         self.ledger = Ledger.replay(folder.ledger)
         if progress.ledger not in self.ledger.heads:
             raise Refused(
@@ -45,13 +47,9 @@ class Bookkeeper:
             )
         self.fingerprint = fingerprint(training)
         self._settle(progress)
-        self.accounts = Accounts.replay(
-            self.ledger.entries,
-            delta=privacy.delta,
-            local=training.method.local_privacy,
-            accountant=privacy.accountant,
-            adjacency=privacy.adjacency,
-        )
+        self.accounts = self.planner.accounts()
+        for entry in self.ledger.entries:  # an interrupted attempt counts like any other
+            self.accounts.add(entry.lines)
 
     def _settle(self, progress: Progress) -> None:
         """What was charged after the checkpoint: forgotten where it will be released again unchanged, else it stays."""
@@ -67,48 +65,6 @@ class Bookkeeper:
         for lost in sorted({e.round for e in entries if e.round > progress.round}):
             self.ledger.interrupted(lost)
 
-    def template(self, server: State) -> list[Release]:
-        """What one client (and the server) releases in a round; one entry per local step is counted later."""
-        known = self.remembered(server)
-        if self._template is None or known:
-            layout, method = self.training.objective.layout, self.training.method
-            self._template = method.rehearse(layout, self.training.cohort, known)[0] if method.private else []
-        return self._template
-
-    @staticmethod
-    def remembered(server: State) -> State:
-        """What stages with memory know, of all that the server keeps."""
-        return {name: value for name, value in server.items() if name.startswith("on_")}
-
-    @property
-    def observer(self) -> Observer:
-        """The strongest observer that something can be claimed against."""
-        return "server" if self.training.method.local_privacy else "public"
-
-    @cached_property
-    def unit(self) -> Unit:
-        """The unit of the budget: what was asked for, or the strongest one that the method protects."""
-        own: Unit = "record" if any(r.unit == "record" for r in self.template({})) else "client"
-        asked = self.privacy.unit or own
-        if asked == "client" and own == "record":
-            raise Refused(
-                f"privacy.unit: {self.training.method.name} protects records, not whole clients; "
-                "set privacy.unit=record, or use a method that clips whole moves"
-            )
-        return asked
-
-    def plan(self, cohort: Sequence[int], server: State) -> tuple[Line, ...]:
-        """The lines of a coming round with this cohort."""
-        releases: list[Release] = []
-        for made in self.template(server):
-            if made.client is None:
-                releases.append(made)
-                continue
-            for client in cohort:
-                count = self._steps(client) if made.slot == "on_step" else 1
-                releases.append(replace(made, client=client, count=made.count * count))
-        return lines_of(releases, self._samplings(cohort), ("server", "public"))
-
     def afford(self, lines: Sequence[Line]) -> str | None:
         """None when the budget covers these lines as well; otherwise the reason why the round is not run."""
         budget, accounts = self.privacy.epsilon, self.accounts
@@ -116,13 +72,17 @@ class Bookkeeper:
             return None
         if not any(e.lines for e in self.ledger.entries):
             # An accountant that cannot handle these events says so now, and not at the end.
-            accounts.spent(self.observer, self.unit, lines, self.privacy.accountant)
+            accounts.spent(self.planner.observer, self.planner.unit, lines, self.privacy.accountant)
         if budget is None:
             return None
         # pld is never above rdp, and slow: it is asked only when rdp says no.
-        spent = accounts.spent(self.observer, self.unit, lines, "rdp") if self.privacy.accountant == "pld" else math.inf
+        spent = (
+            accounts.spent(self.planner.observer, self.planner.unit, lines, "rdp")
+            if self.privacy.accountant == "pld"
+            else math.inf
+        )
         if spent > budget:
-            spent = accounts.spent(self.observer, self.unit, lines, self.privacy.accountant)
+            spent = accounts.spent(self.planner.observer, self.planner.unit, lines, self.privacy.accountant)
         if spent <= budget:
             return None
         which = "next round" if self.ledger.entries else "first round alone"
@@ -139,18 +99,22 @@ class Bookkeeper:
         planned: Counter[tuple[Any, ...]] = Counter()
         for line in lines:
             for client in line.clients if line.clients is not None else (None,):
-                planned[_kind(line.release, client)] += line.release.count
-        actual: Counter[tuple[Any, ...]] = Counter()
+                planned[_kind(line.release), client] += line.release.count
+        alike: Counter[tuple[Any, ...]] = Counter()
         for release in made:
-            actual[_kind(release, release.client)] += release.count
+            alike[_kind(release), release.clients] += release.count
+        actual: Counter[tuple[Any, ...]] = Counter()
+        for (kind, clients), count in alike.items():
+            for client in clients if clients is not None else (None,):
+                actual[kind, client] += count
         if planned != actual:
             raise RuntimeError(f"ledger: a round released {dict(actual - planned)} that was not charged as such")
 
-    def noise(self, number: int, cohort: Sequence[int]) -> list[np.random.Generator]:
-        """Streams for the clients' noise."""
+    def streams(self, what: str, number: int, cohort: Sequence[int]) -> list[np.random.Generator]:
+        """A stream for each client: of its ``noise``, or of its ``batches``, whose draw must be as secret."""
         if self.privacy.rng == "secure" and self.training.method.private:
             return [secure_generator() for _ in cohort]
-        return [stream(self.training.settings.seed, "noise", number, k) for k in cohort]
+        return [stream(self.training.settings.seed, what, number, k) for k in cohort]
 
     def server_noise(self, number: int) -> np.random.Generator:
         """The stream of the server's noise."""
@@ -161,18 +125,23 @@ class Bookkeeper:
     def spent(self) -> dict[str, Any] | None:
         """ε so far, for the round's record: the headline claim; by rdp where the accountant asked for is pld."""
         name = "rdp" if self.privacy.accountant == "pld" else self.privacy.accountant
-        return self._headline(self.accounts.spent(self.observer, self.unit, (), name), name)
+        return self._headline(self.accounts.spent(self.planner.observer, self.planner.unit, (), name), name)
 
     def final(self) -> dict[str, Any] | None:
         """The headline claim of the statement, by the accountant that was asked for."""
         if not self.training.method.private:
             return None
-        return self._headline(self.accounts.tight(self.observer, self.unit), self.privacy.accountant)
+        return self._headline(self.accounts.tight(self.planner.observer, self.planner.unit), self.privacy.accountant)
 
     def _headline(self, value: float, accountant: str) -> dict[str, Any] | None:
         if not self.training.method.private:
             return None
-        out = {"epsilon": value, "observer": self.observer, "unit": self.unit, "budget": self.privacy.epsilon}
+        out = {
+            "epsilon": value,
+            "observer": self.planner.observer,
+            "unit": self.planner.unit,
+            "budget": self.privacy.epsilon,
+        }
         return out | {"delta": self.privacy.delta, "accountant": accountant}
 
     def cohort_draw(self) -> np.random.Generator | None:
@@ -188,32 +157,50 @@ class Bookkeeper:
             return None
         from fedveil.privacy.search import rounds_left
 
-        client = accounts.worst_client(self.unit) or 0
-        coming = accounts.events(self.plan([client], {}), self.unit)
+        client = accounts.worst_client(self.planner.unit) or 0
+        coming = accounts.events(self.planner.lines([client], {}), self.planner.unit)
         return rounds_left(
-            accounts.tally(self.unit, client), coming, privacy.epsilon, privacy.delta, privacy.accountant
+            accounts.tally(self.planner.unit, client), coming, privacy.epsilon, privacy.delta, privacy.accountant
         )
 
     def statement(self, notes: Sequence[str]) -> Statement:
         """The privacy statement of what has been charged so far."""
-        return Statement.of(self.accounts, self.ledger.entries, notes, rng=self.privacy.rng)
+        return state(self.planner, self.accounts, self.ledger.entries, notes)
 
-    def _steps(self, client: int) -> int:
-        return self.training.settings.batching.steps_for(int(self.training.federation.sizes[client]))
 
-    def _samplings(self, cohort: Sequence[int]) -> dict[int | None, Sampling]:
-        settings, population = self.training.settings, self.training.federation.population
-        by_server: Sampling = (
-            None
-            if self.training.cohort == population
-            else (
-                Poisson(self.training.cohort / population)
-                if settings.selection == "poisson"
-                else WithoutReplacement(self.training.cohort, population)
-            )
-        )
-        # Shuffled batches give no amplification; counting every step as a full release is safe.
-        return {None: by_server, **dict.fromkeys(cohort)}
+LEAK = (
+    "Nothing is claimed: this run sends control variates made of clean moves (control_update=clean), from which the "
+    "server solves for every client's clean move exactly."
+)
+PROVED = (
+    "one local step and a plain mean: the public sees the sum of the cohort's noises, one participant knows its own"
+)
+NOMINAL = (
+    "nominal: as if the noises of a cohort averaged out for the public in every local step (claimed in the manner of "
+    "Noble et al. 2022); proved only for one step, no drift correction, equal noise and a plain mean"
+)
+
+
+def averaging(training: Training) -> Averaging | None:
+    """What can be said about a cohort's noises towards the public; None where no noise stands in the steps."""
+    method, batching = training.method, training.batching
+    stages = tuple(method.on_step)
+    noisy = [s for s in stages if isinstance(s, Gaussian)]
+    if not noisy or method.weights != "uniform" or not isinstance(method.aggregate, Mean):
+        return None
+    one = all(batching.steps_for(int(n)) == 1 for n in set(training.federation.sizes.tolist()))
+    linear = all(isinstance(s, ClipEach | Gaussian | Scale) for s in stages) and not method.on_delta.stages
+    equal = not any(isinstance(s.multiplier, PerClient) for s in noisy)
+    proved = one and linear and equal and not method.on_upload.stages and not method.local.remembers
+    return Averaging("proved", PROVED) if proved else Averaging("nominal", NOMINAL)
+
+
+def state(planner: Planner, accounts: Accounts, entries: Sequence[Entry], notes: Sequence[str]) -> Statement:
+    """The statement that these charges support under this method."""
+    method, privacy = planner.training.method, planner.training.settings.privacy
+    if method.allow_leak:
+        return Statement.void(LEAK, notes)
+    return Statement.of(accounts, entries, notes, rng=privacy.rng, averaging=averaging(planner.training))
 
 
 MANY = 1000
@@ -245,6 +232,6 @@ def fingerprint(training: Training) -> str:
     return hashlib.blake2b(orjson.dumps(parts, default=str), digest_size=16).hexdigest()
 
 
-def _kind(release: Release, client: int | None) -> tuple[Any, ...]:
+def _kind(release: Release) -> tuple[Any, ...]:
     ratio = float(f"{release.noise_std / release.bound:.9g}")
-    return release.unit, release.mechanism, ratio, release.slot, release.channel, client
+    return release.unit, release.mechanism, ratio, release.slot, release.channel

@@ -17,7 +17,7 @@ from fedveil.core.errors import Refused
 from fedveil.core.files import write_bytes
 from fedveil.core.flat import read_buffers
 from fedveil.core.parts import Moves, State
-from fedveil.core.round import BUFFERS, arrive, depart
+from fedveil.core.round import BUFFERS, PREVIOUS, arrive, depart, nobody
 from fedveil.core.stage import Context
 from fedveil.data.cohorts import draw
 from fedveil.local.engine import Diverged
@@ -28,6 +28,7 @@ from fedveil.runtime.evaluate import accuracy_by_client, spread, test_scores
 from fedveil.runtime.folder import Folder, write_json
 from fedveil.runtime.interrupt import undivided
 from fedveil.runtime.memory import Memory
+from fedveil.runtime.planning import remembered
 from fedveil.runtime.prepare import Training
 from fedveil.runtime.settings import Stop
 
@@ -64,7 +65,7 @@ def train(
         try:
             while progress.round < training.settings.rounds and progress.stopped is None:
                 cohort = _cohort(training, progress.round + 1, books)
-                lines = books.plan(cohort, progress.server)
+                lines = books.planner.lines(cohort, progress.server)
                 progress.stopped = books.afford(lines)
                 if progress.stopped:
                     if progress.round == 0:
@@ -147,24 +148,24 @@ def _round(
     record: Record = {"round": number, "clients": cohort, "bytes_up": 0, "bytes_down": 0}
     record |= dict.fromkeys(("train_loss", "move_norm", "steps", "accuracy", "loss", "client_accuracy"))
     memory = None
-    if cohort:
+    if cohort or method.fixed_divisor:
         held = progress.memory.gather(cohort) if method.local.remembers else None
         ctx = Context(
             number,
             training.objective.layout,
             cohort,
-            books.noise(number, cohort),
-            memory=books.remembered(server),
+            books.streams("noise", number, cohort),
+            memory=remembered(server),
             server=books.server_noise(number),
+            batches=books.streams("batches", number, cohort),
+            previous=server[PREVIOUS][None, :] if PREVIOUS in server else None,
         )
-        moves = training.engine.train(method, server, method.local.drift(held, server), ctx)
-        uploads, memory = depart(method, moves, held, server, ctx)
-        sizes = training.sizes[cohort]
-        share = method.share(sizes, training.sizes)
-        arrival = arrive(method, uploads, method.weigh(sizes), share, server, ctx.at_server())
+        moves = training.engine.train(method, server, method.local.drift(held, server), ctx) if cohort else None
+        uploads, memory = depart(method, moves or nobody(server["w"]), held, server, ctx)
+        arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx.at_server())
         books.check(lines, ctx.releases)
         down = len(cohort) * sum(v.numel() * v.element_size() for v in server.values())
-        record |= _measures(moves) | {"bytes_up": arrival.bytes_up, "bytes_down": down}
+        record |= {"bytes_up": arrival.bytes_up, "bytes_down": down} | (_measures(moves) if moves else {})
         server = arrival.server
         if not torch.isfinite(server["w"].sum()):
             raise Diverged(number, None, "a weight")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedveil.core.errors import Refused, one_of
 from fedveil.core.federation import Federation
@@ -89,11 +90,27 @@ def build_objective(
         raise Refused(f"model: {model!r} is not a module; hand in an instance of torch.nn.Module, or a name")
     else:
         model = deepcopy(model)
+    if settings.batch_norm == "group_norm":
+        model = without_batch_norm(model)
     objective = Objective.of(model.to(settings.torch_device, settings.torch_dtype), chosen)
     if not objective.layout.dim:
         raise Refused("model: it has no trainable parameters; give a model with requires_grad parameters")
     _try_out(objective, task)
     return objective
+
+
+def without_batch_norm(module: nn.Module) -> nn.Module:
+    """The module with a GroupNorm in place of every BatchNorm (groups of at least four channels, at most eight)."""
+    if isinstance(module, _BatchNorm):
+        channels = module.num_features
+        groups = max(g for g in range(1, 9) if channels % g == 0 and (g == 1 or channels // g >= 4))
+        norm = nn.GroupNorm(groups, channels, eps=module.eps, affine=module.affine)
+        if module.affine:
+            norm.load_state_dict({"weight": module.weight.detach(), "bias": module.bias.detach()})
+        return norm
+    for name, child in module.named_children():
+        setattr(module, name, without_batch_norm(child))
+    return module
 
 
 def _try_out(objective: Objective, task: Task) -> None:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedveil import data as data_room
+from fedveil.core.arguments import fit
 from fedveil.core.errors import Refused
 from fedveil.core.federation import Federation
 from fedveil.core.method import Method
+from fedveil.core.parts import Moves
+from fedveil.core.round import Shares
+from fedveil.core.walk import travel
+from fedveil.local.batches import Batching, Drawing
 from fedveil.local.engine import Engine
 from fedveil.local.objective import Loss, Objective
 from fedveil.local.sequential import Sequential
+from fedveil.privacy.noise import Multiplier
 from fedveil.runtime.build import build
 from fedveil.runtime.model import OWN, Task, build_objective
 from fedveil.runtime.settings import Settings
@@ -41,6 +48,9 @@ class Training:
     engine: Engine
     engine_reason: str
     cohort: int
+    batching: Batching
+    sigma: Multiplier | None = None
+    """The multiplier that was calibrated to the budget, where it was."""
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -51,6 +61,24 @@ class Training:
     def initial_digest(self) -> str:
         """A digest of the weights that training starts from."""
         return hashlib.blake2b(self.objective.initial().cpu().numpy().tobytes(), digest_size=16).hexdigest()
+
+    @cached_property
+    def mean_travel(self) -> float:
+        """How far gradients carry a client in a round, averaged over the population."""
+        sizes, counts = np.unique(self.federation.sizes, return_counts=True)
+        far = [travel_of(self.settings, self.batching, int(size)) for size in sizes]
+        return float(np.average(far, weights=counts))
+
+    def shares(self, cohort: Sequence[int], moves: Moves | None) -> Shares:
+        """What the server weighs this cohort's uploads with."""
+        sizes, method = self.sizes[list(cohort)], self.method
+        return Shares(
+            method.weigh(sizes, self.cohort),
+            torch.empty(0, 1) if moves is None else moves.travel,
+            method.share(sizes, self.sizes, self.cohort),
+            self.mean_travel,
+            1.0 / self.cohort,
+        )
 
     @property
     def threads(self) -> int:
@@ -71,7 +99,7 @@ class Training:
         return [
             f"{self.method.name} on {f.name}: {f.population} clients with {sizes.min()} to {sizes.max()} examples, "
             f"{self.cohort} per round ({s.selection}), {s.rounds} rounds",
-            f"{s.batching.describe(sizes)}; model of {self.objective.layout.dim:,} parameters; "
+            f"{self.batching.describe(sizes)}; model of {self.objective.layout.dim:,} parameters; "
             f"engine {self.engine.name} ({self.engine_reason})",
         ]
 
@@ -91,14 +119,44 @@ def prepare(
         sys.path.append(config["cwd"])  # import paths were written for the folder where the run began
     federation = data if data is not None else build_federation(config)
     cohort = _cohort(settings, federation)
-    recipe = method if method is not None else build_method(config, settings)
+    make = maker(config, settings, federation, cohort)
+    sigma, calibrated = fit("sigma", config["method"].get("sigma"), float | None), False
+    if method is None and sigma is None and "sigma" in config["method"]:
+        if settings.privacy.epsilon is None:
+            raise Refused(
+                f"sigma: {config['method']['build'].split(':')[-1]} adds noise, but nothing says how much; "
+                "set sigma (a multiplier), or privacy.epsilon, to which it is then calibrated"
+            )
+        sigma, calibrated = 1.0, True
+    recipe = method if method is not None else make(sigma)
+    batching = replace(settings.batching, drawing=_drawing(settings, recipe))
     objective = build_objective(config, settings, Task.of(federation), model=model, loss=loss)
     if settings.stop.accuracy is not None and not federation.classes:
         raise Refused("stop.accuracy: there is no accuracy where the target is a number; use stop.patience")
     _refuse_leaks(settings, recipe, federation, objective)
-    engine = Sequential(objective, federation, settings.batching, settings.sgd, settings.seed)
+    engine = Sequential(objective, federation, batching, settings.sgd, settings.seed)
     reason = "the reference, the only tier so far" if settings.engine == "auto" else "as asked"
-    return Training(config, settings, recipe, federation, objective, engine, reason, cohort)
+    training = Training(config, settings, recipe, federation, objective, engine, reason, cohort, batching)
+    if not calibrated:
+        if settings.sigma_per_client:
+            raise Refused("sigma_per_client: it calibrates noise to a budget; leave sigma out and set privacy.epsilon")
+        return training
+    from fedveil.runtime.calibrate import calibrate
+
+    found = calibrate(training, make, per_client=settings.sigma_per_client is not False)
+    return replace(training, method=make(found), sigma=found)
+
+
+def _drawing(settings: Settings, method: Method) -> Drawing:
+    """How batches are drawn: as asked, else the way in which single examples are protected best."""
+    if settings.sampling is not None:
+        return settings.sampling
+    return "shuffled" if method.on_step.per_sample is None else "poisson"
+
+
+def travel_of(settings: Settings, batching: Batching, examples: int) -> float:
+    """How far gradients carry a client with this many examples (K·η without momentum)."""
+    return travel(settings.lr, settings.momentum, batching.steps_for(examples))
 
 
 def build_federation(config: Mapping[str, Any]) -> Federation:
@@ -139,22 +197,39 @@ def _cohort(settings: Settings, federation: Federation) -> int:
     return cohort
 
 
-def build_method(config: Mapping[str, Any], settings: Settings) -> Method:
-    """The recipe that the configuration names, with its parts."""
-    if OWN in config["method"]:
-        raise Refused("method: this run's method was handed in from Python; hand it in again, as method=...")
-    recipe = build(
-        config["method"],
-        "method",
-        transport=build(config["transport"], "transport"),
-        aggregate=build(config["aggregate"], "aggregate"),
-        server_lr=settings.server_lr,
-        server_momentum=settings.server_momentum,
-        batch=settings.batch,
-    )
-    if not isinstance(recipe, Method):
-        raise Refused(f"method.build: {config['method']['build']} returned {type(recipe).__name__}; return a Method")
-    return recipe
+def maker(
+    config: Mapping[str, Any], settings: Settings, federation: Federation, cohort: int
+) -> Callable[[Multiplier | None], Method]:
+    """The recipe that the configuration names, with its parts, as a function of the noise."""
+    sizes = np.unique(federation.sizes)
+    steps = {settings.batching.steps_for(int(size)) for size in sizes}
+    public: dict[str, Any] = {
+        "server_lr": settings.server_lr,
+        "server_momentum": settings.server_momentum,
+        "batch": settings.batch,
+        "cohort": cohort,
+        "steps": steps.pop() if len(steps) == 1 else None,
+        "travel": max(travel_of(settings, settings.batching, int(size)) for size in sizes),
+    }
+
+    def make(sigma: Multiplier | None) -> Method:
+        if OWN in config["method"]:
+            raise Refused("method: this run's method was handed in from Python; hand it in again, as method=...")
+        node = dict(config["method"])
+        node.pop("sigma", None)
+        recipe = build(
+            node,
+            "method",
+            transport=build(config["transport"], "transport"),
+            aggregate=build(config["aggregate"], "aggregate"),
+            **public,
+            **({"sigma": sigma} if sigma is not None else {}),
+        )
+        if not isinstance(recipe, Method):
+            raise Refused(f"method.build: {node['build']} returned {type(recipe).__name__}; return a Method")
+        return recipe
+
+    return make
 
 
 def _refuse_leaks(settings: Settings, method: Method, federation: Federation, objective: Objective) -> None:
@@ -165,10 +240,16 @@ def _refuse_leaks(settings: Settings, method: Method, federation: Federation, ob
                 "choose a private method, or leave the budget out"
             )
         return
-    if objective.buffers.dim:
+    mixing = [name for name, part in objective.module.named_modules() if isinstance(part, _BatchNorm)]
+    if objective.buffers.dim or mixing:
+        what = (
+            f"{objective.buffers.names[0]} is a running statistic of the clients' data"
+            if objective.buffers.dim
+            else f"{mixing[0]} is a BatchNorm, which mixes the examples of a batch"
+        )
         raise Refused(
-            f"model: {objective.buffers.names[0]} is a running statistic of the clients' data, which {method.name} "
-            "does not protect; replace BatchNorm by GroupNorm"
+            f"model: {what}, which {method.name} does not protect; use GroupNorm, or set batch_norm=group_norm to "
+            "have every BatchNorm replaced by it"
         )
     if federation.private_statistics:
         raise Refused(
@@ -179,13 +260,6 @@ def _refuse_leaks(settings: Settings, method: Method, federation: Federation, ob
         raise Refused(
             "privacy.adjacency: under add_remove a unit's presence is secret, but the server sees who takes part; "
             "use zero_out or replace"
-        )
-    if method.on_step.per_sample is not None:
-        raise Refused(f"method: {method.name} looks at single examples, which this engine does not do yet")
-    if settings.selection == "poisson" and not method.local_privacy:
-        raise Refused(
-            f"selection: under poisson the number of clients is not fixed, but {method.name} adds noise to a mean over "
-            "those who came; use selection=fixed"
         )
     if settings.stop.wanted and not settings.stop.public_test:
         raise Refused(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 
 from fedveil.core.errors import Refused, fraction, not_negative, one_of, positive
-from fedveil.local.batches import Batching
+from fedveil.local.batches import Batching, Drawing
 from fedveil.local.objective import Sgd
 from fedveil.privacy.events import ACCOUNTANT_NAMES, Adjacency
 from fedveil.privacy.rng import Rng
@@ -88,6 +88,7 @@ class Settings:
     steps: int | None = None
     local_epochs: int | None = None
     batch: int = 32
+    sampling: Drawing | None = None
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
@@ -97,6 +98,8 @@ class Settings:
     seed: int = 0
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
+    batch_norm: Literal["keep", "group_norm"] = "keep"
+    sigma_per_client: bool | None = None
     engine: Literal["auto", "sequential"] = "auto"
     threads: int | None = None
     evaluate: Evaluate = field(default_factory=Evaluate)

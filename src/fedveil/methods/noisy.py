@@ -1,0 +1,114 @@
+"""Where the noise and the shrinkage of the local methods stand: their variants, as slots of a method (SPEC 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypedDict
+
+from fedveil.core.arguments import known
+from fedveil.core.errors import Refused, one_of, positive
+from fedveil.core.scale import scale
+from fedveil.core.stage import Chain, chain
+from fedveil.local.rules import Control
+from fedveil.privacy.clip import clip, clip_each
+from fedveil.privacy.noise import Multiplier, PerClient, check_multiplier, gaussian
+from fedveil.privacy.shrink import Shrink
+
+PLAIN = ("last_noise", "step_noise")
+STEIN = ("last_noise_server_jse", "step_noise_step_jse", "step_noise_final_jse")
+
+Calibration = Literal["proved", "source"]
+
+
+class Slots(TypedDict, total=False):
+    """The slots that a variant fills."""
+
+    on_step: Chain
+    on_delta: Chain
+    on_upload: Chain
+    on_mean: Chain
+
+
+def variant(given: str | int, allowed: tuple[str, ...]) -> str:
+    """The variant's name, from its name or its number.
+
+    >>> variant(2, STEIN), variant("last_noise", PLAIN)
+    ('step_noise_step_jse', 'last_noise')
+    """
+    numbers = {str(i): name for i, name in enumerate(allowed, 1)}
+    name = numbers.get(str(given), str(given))
+    if name not in allowed:
+        listed = ", ".join(f"{name} (or {i})" for i, name in numbers.items())
+        raise Refused(f"algorithm_variant: {given!r} is unknown; allowed: {listed}")
+    return name
+
+
+def slots(
+    name: str,
+    *,
+    clip_norm: float,
+    sigma: Multiplier,
+    batch: int,
+    travel: float,
+    steps: int | None,
+    calibration: Calibration,
+    move_norm: float | None,
+    jse: Shrink | None,
+) -> Slots:
+    """The slots of a variant: per-sample clip → noise → shrink in every step, or clip → noise on the whole move.
+
+    ``travel`` is K·η of the client that moves farthest, ``steps`` is K where all clients have the same. With one step
+    and ``calibration: source`` the noise on the move *is* noise on its only step: it is put there, where it is proved.
+    """
+    positive(clip_norm=clip_norm, travel=travel)
+    check_multiplier(sigma)
+    each, mean = clip_each(clip_norm), scale(1 / batch)
+    after = chain() if jse is None else chain(jse)
+    if name.startswith("step_noise") or (calibration == "source" and steps == 1):
+        noisy = chain(each, gaussian(sigma), mean)
+        if name == "step_noise_step_jse":
+            return Slots(on_step=chain(noisy, after))
+        if name == "last_noise_server_jse":
+            return Slots(on_step=noisy, on_mean=after)
+        return Slots(on_step=noisy, on_upload=after)
+    bound = travel * clip_norm if move_norm is None else move_norm
+    positive(move_norm=bound)
+    if calibration == "proved":
+        last = gaussian(sigma)
+    elif steps is None:
+        raise Refused("calibration: source needs the same number of steps for every client; set steps")
+    elif isinstance(sigma, PerClient):
+        raise Refused("calibration: source has one sigma for all clients; set sigma, or sigma_per_client=false")
+    else:
+        # s = C·K·η·σ/b, the deviation that the source proves for records; the ledger keeps what it really protects
+        last = gaussian(clip_norm * travel * sigma / (batch * bound), claimed=sigma)
+    return Slots(on_step=chain(each, mean), on_delta=chain(clip(bound), last), on_mean=after)
+
+
+def shrinkage(enabled: bool, given: Shrink | Mapping[str, Any]) -> Shrink | None:
+    """The shrinkage that the settings ask for."""
+    if not enabled:
+        return None
+    if isinstance(given, Shrink):
+        return given
+    known("shrink", given, ("scope", "target"))
+    return Shrink(**given)
+
+
+def control(update: Literal["noisy", "clean"], allow_leak: bool, chosen: str) -> Control:
+    """Whether control variates are made of released moves, or (to show that it leaks) of clean ones (SPEC 3.4)."""
+    one_of("control_update", update, ("noisy", "clean"))
+    if update == "noisy":
+        if allow_leak:
+            raise Refused("allow_leak: nothing leaks with control_update=noisy; leave allow_leak out")
+        return "released"
+    if not chosen.startswith("last_noise"):
+        raise Refused(
+            "control_update: clean has a meaning only where the noise comes after the steps; use a last_noise variant"
+        )
+    if not allow_leak:
+        raise Refused(
+            "control_update: with clean moves the server solves for them exactly, so that nothing is private; "
+            "use noisy, or allow_leak=true to watch it happen"
+        )
+    return "clean"
