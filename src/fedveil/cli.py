@@ -32,6 +32,9 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as name=va
 Place = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the outcome to this JSON file.")]
+OnPaper = Annotated[
+    bool, typer.Option("--plan", help="Print noise, epsilon, affordable rounds and time; train nothing.")
+]
 Many = Annotated[bool, typer.Option("-m", "--multirun", help="Run every combination of comma-separated values.")]
 
 
@@ -51,17 +54,26 @@ def _top(
 
 
 @app.command()
-def run(overrides: Overrides = None, many: Many = False, quiet: Quiet = False, json: Json = None) -> None:
+def run(
+    overrides: Overrides = None, many: Many = False, plan: OnPaper = False, quiet: Quiet = False, json: Json = None
+) -> None:
     """Train a model and write a run folder with a report.
 
     Examples:
     `fedveil run method=scaffold data=digits rounds=10`
 
     `fedveil run -m method=fedavg,scaffold 'seed=range(2)' rounds=5`
+
+    `fedveil run method=dp_scaffold_stein privacy.epsilon=8 rounds=5 --plan`
     """
     from fedveil.runtime.config import expand, resolve
 
     _writable(json)
+    if plan:
+        if many:
+            raise Refused("--plan: it looks at one run at a time; leave -m out")
+        _plan(resolve(overrides or []), quiet, json)
+        return
     if many:
         _sweep(expand(overrides or []), quiet, json)
         return
@@ -173,6 +185,18 @@ def budget(
         plot=plot,
         json=json,
     )
+
+
+def _plan(config: dict[str, Any], quiet: bool, json: Path | None) -> None:
+    from fedveil.report.plan import plan_to_json, show_plan
+    from fedveil.runtime.folder import write_json
+    from fedveil.runtime.plan import plan
+    from fedveil.runtime.prepare import prepare
+
+    found = plan(prepare(config))
+    if json is not None:
+        write_json(json, plan_to_json(found))
+    show_plan(Console(quiet=quiet), found)
 
 
 def _start(config: dict[str, Any], quiet: bool) -> Any:

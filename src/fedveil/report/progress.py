@@ -102,11 +102,16 @@ def conclude(console: Console, summary: dict[str, Any], rows: Sequence[Sequence[
         highlight=False,
         soft_wrap=True,
     )
-    table = Table(title="Privacy statement", title_justify="left", box=SIMPLE)
+    console.print(statement_table(rows, "Privacy statement"))
+    console.print(f"report: {report}", highlight=False, soft_wrap=True)
+
+
+def statement_table(rows: Sequence[Sequence[str]], title: str) -> Table:
+    """The rows of a statement, the premises in one column so that they fit a terminal."""
+    table = Table(title=title, title_justify="left", box=SIMPLE)
     for head in ("observer", "unit", "epsilon", "delta", "status", "mechanism, sampling, accountant"):
         table.add_column(head, overflow="fold")
     for row in rows:
         premises = [] if row[4] == "none" else [row[5], f"sampling {row[6]}", row[7]]
         table.add_row(*row[:5], "; ".join(premises) or "-")
-    console.print(table)
-    console.print(f"report: {report}", highlight=False, soft_wrap=True)
+    return table

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -67,26 +66,7 @@ class Bookkeeper:
 
     def afford(self, lines: Sequence[Line]) -> str | None:
         """None when the budget covers these lines as well; otherwise the reason why the round is not run."""
-        budget, accounts = self.privacy.epsilon, self.accounts
-        if not lines:
-            return None
-        if not any(e.lines for e in self.ledger.entries):
-            # An accountant that cannot handle these events says so now, and not at the end.
-            accounts.spent(self.planner.observer, self.planner.unit, lines, self.privacy.accountant)
-        if budget is None:
-            return None
-        # pld is never above rdp, and slow: it is asked only when rdp says no.
-        spent = (
-            accounts.spent(self.planner.observer, self.planner.unit, lines, "rdp")
-            if self.privacy.accountant == "pld"
-            else math.inf
-        )
-        if spent > budget:
-            spent = accounts.spent(self.planner.observer, self.planner.unit, lines, self.privacy.accountant)
-        if spent <= budget:
-            return None
-        which = "next round" if self.ledger.entries else "first round alone"
-        return f"the {which} would spend epsilon {spent:.4g} of {budget:g}"
+        return self.planner.refusal(self.accounts, lines, first=not any(e.lines for e in self.ledger.entries))
 
     def charge(self, number: int, lines: Sequence[Line]) -> None:
         """Write the round into the ledger; from here on it is spent."""

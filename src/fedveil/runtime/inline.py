@@ -15,9 +15,8 @@ from torch import Tensor
 
 from fedveil.core.errors import Refused
 from fedveil.core.files import write_bytes
-from fedveil.core.flat import read_buffers
 from fedveil.core.parts import Moves, State
-from fedveil.core.round import BUFFERS, PREVIOUS, arrive, depart, nobody
+from fedveil.core.round import PREVIOUS, arrive, depart, nobody
 from fedveil.core.stage import Context
 from fedveil.data.cohorts import draw
 from fedveil.local.engine import Diverged
@@ -112,10 +111,7 @@ def _begin(training: Training, folder: Folder, resume: bool) -> tuple[Progress, 
         folder.rewrite_events(events)
         return progress, notes
     folder.rewrite_events([])
-    server = training.method.local.start(objective.initial())
-    if objective.buffers.dim:
-        server[BUFFERS] = read_buffers(objective.module, objective.buffers)
-    progress = Progress(0, server, memory)
+    progress = Progress(0, training.start(), memory)
     save_progress(folder.checkpoint, progress)
     write_json(folder.clients, _client_facts(training))
     return progress, []

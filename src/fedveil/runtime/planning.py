@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -71,6 +72,24 @@ class Planner:
                     count = self._steps(client) if made.slot == "on_step" else 1
                     releases.append(replace(made, clients=(client,), count=made.count * count))
         return lines_of(releases, self._samplings(cohort), ("server", "public"))
+
+    def refusal(self, accounts: Accounts, lines: Sequence[Line], *, first: bool) -> str | None:
+        """None when the budget covers these lines as well; otherwise the reason why a round is not run."""
+        privacy = self.training.settings.privacy
+        if not lines:
+            return None
+        if first:  # an accountant that cannot handle these events says so now, and not at the end
+            accounts.spent(self.observer, self.unit, lines, privacy.accountant)
+        if privacy.epsilon is None:
+            return None
+        # pld is never above rdp, and slow: it is asked only when rdp says no.
+        spent = accounts.spent(self.observer, self.unit, lines, "rdp") if privacy.accountant == "pld" else math.inf
+        if spent > privacy.epsilon:
+            spent = accounts.spent(self.observer, self.unit, lines, privacy.accountant)
+        if spent <= privacy.epsilon:
+            return None
+        which = "first round alone" if first else "next round"
+        return f"the {which} would spend epsilon {spent:.4g} of {privacy.epsilon:g}"
 
     def cohort(self, number: int) -> list[int]:
         """The clients of a round, as the run's seed draws them."""

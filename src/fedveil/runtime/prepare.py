@@ -19,8 +19,9 @@ from fedveil.core.arguments import fit
 from fedveil.core.errors import Refused
 from fedveil.core.federation import Federation
 from fedveil.core.method import Method
-from fedveil.core.parts import Moves
-from fedveil.core.round import Shares
+from fedveil.core.flat import read_buffers
+from fedveil.core.parts import Moves, State
+from fedveil.core.round import BUFFERS, Shares
 from fedveil.core.walk import travel
 from fedveil.local.batches import Batching, Drawing
 from fedveil.local.engine import Engine
@@ -61,6 +62,13 @@ class Training:
     def initial_digest(self) -> str:
         """A digest of the weights that training starts from."""
         return hashlib.blake2b(self.objective.initial().cpu().numpy().tobytes(), digest_size=16).hexdigest()
+
+    def start(self) -> State:
+        """The server's state before the first round."""
+        server = self.method.local.start(self.objective.initial())
+        if self.objective.buffers.dim:
+            server[BUFFERS] = read_buffers(self.objective.module, self.objective.buffers)
+        return server
 
     @cached_property
     def mean_travel(self) -> float:
