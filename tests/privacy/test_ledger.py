@@ -70,7 +70,8 @@ def test_grouping_loses_nothing(made):
         ours = [r for r in made if r.clients == (client,)]
         tally = accounts()
         tally.add(grouped)
-        expected = epsilon([Event("gaussian", r.noise_std, None, r.count) for r in ours], DELTA)
+        half = {"record": 1.0, "client": 2.0}  # a record inside a client's move may turn it round
+        expected = epsilon([Event("gaussian", r.noise_std / half[r.unit], None, r.count) for r in ours], DELTA)
         assert tally._cost(tally.tally("record", client), "rdp") == pytest.approx(expected)
 
 
@@ -79,13 +80,28 @@ def test_a_record_release_promises_nothing_about_clients():
     a.add(lines([release(unit="client"), release(unit="record", slot="on_step", channel="step")]))
     assert a.spent("server", "client") == math.inf
     assert a.tight("server", "client") == math.inf
-    assert a.spent("server", "record") == pytest.approx(epsilon(Event("gaussian", 2.0, None, 2), DELTA))
+    both = [Event("gaussian", 2.0), Event("gaussian", 1.0)]
+    assert a.spent("server", "record") == pytest.approx(epsilon(both, DELTA))
 
 
-def test_a_client_release_also_bounds_its_records():
+def test_a_client_release_bounds_its_records_at_twice_the_sensitivity():
+    """Zeroing a client takes its move away; changing one record may exchange it for any other move (SPEC 3.1)."""
     a = accounts()
     a.add(lines([release(unit="client")]))
-    assert a.spent("public", "record") == a.spent("public", "client") == a.spent("server", "client")
+    assert a.spent("public", "client") == a.spent("server", "client") == pytest.approx(epsilon(Event("gaussian", 2.0), DELTA))
+    assert a.spent("public", "record") == a.spent("server", "record")
+    assert a.spent("server", "record") == pytest.approx(epsilon(Event("gaussian", 1.0), DELTA))
+    replaced = accounts(adjacency="replace")
+    replaced.add(lines([release(unit="client")]))
+    assert replaced.spent("server", "record") == replaced.spent("server", "client") == a.spent("server", "record")
+
+
+def test_central_noise_bounds_records_at_twice_the_sensitivity_too():
+    a = accounts(local=False)
+    a.add(lines_of([release(None, slot="on_mean")], {None: Poisson(0.3)}, ("public",)))
+    assert a.spent("public", "client") == pytest.approx(epsilon(Event("gaussian", 2.0, Poisson(0.3)), DELTA))
+    expected = epsilon(Event("gaussian", 2.0, Poisson(0.3), adjacency="replace"), DELTA)
+    assert a.spent("public", "record") == pytest.approx(expected)
 
 
 def test_batches_amplify_for_records_and_never_for_clients():
@@ -202,7 +218,7 @@ def test_two_releases_of_one_line_share_their_cohort_too():
         release(None, slot="on_delta", mechanism="laplace"),
     ]
     b.add(lines_of(pair, {None: sampling}, ("public",)))
-    assert all(event.sampling is None for event in b.of_all), "no joint theorem: nothing is amplified"
+    assert all(event.sampling is None for event in b.of_all["client"]), "no joint theorem: nothing is amplified"
 
 
 def test_a_ledger_is_one_chain(tmp_path):

@@ -31,19 +31,23 @@ class Objective:
     loss: Loss
     layout: Layout
     buffers: Layout
+    first: Tensor
+    """The parameters that training starts from, as one flat vector."""
 
     @classmethod
     def of(cls, module: nn.Module, loss: Loss) -> Objective:
-        """Read the layouts off a module."""
-        return cls(module, loss, Layout.of_parameters(module), Layout.of_buffers(module))
+        """Read the layouts and the first weights off a module."""
+        layout = Layout.of_parameters(module)
+        first = layout.flatten({n: p.detach() for n, p in module.named_parameters()})
+        return cls(module, loss, layout, Layout.of_buffers(module), first)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that the module holds, by name: trained and frozen parameters, and buffers (for a file)."""
         return {name: t.detach().cpu().contiguous().clone() for name, t in self.module.state_dict().items()}
 
     def initial(self) -> Tensor:
-        """The module's present parameters as one new flat vector."""
-        return self.layout.flatten({n: p.detach() for n, p in self.module.named_parameters()})
+        """A copy of the first weights."""
+        return self.first.clone()
 
 
 @dataclass(frozen=True)

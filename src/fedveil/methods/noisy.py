@@ -11,7 +11,7 @@ from fedveil.core.scale import scale
 from fedveil.core.stage import Chain, chain
 from fedveil.local.rules import Control
 from fedveil.privacy.clip import clip, clip_each
-from fedveil.privacy.noise import Multiplier, PerClient, check_multiplier, gaussian
+from fedveil.privacy.noise import Multiplier, PerClient, gaussian
 from fedveil.privacy.shrink import Shrink
 
 PLAIN = ("last_noise", "step_noise")
@@ -61,7 +61,8 @@ def slots(
     and ``calibration: source`` the noise on the move *is* noise on its only step: it is put there, where it is proved.
     """
     positive(clip_norm=clip_norm, travel=travel)
-    check_multiplier(sigma)
+    if not isinstance(sigma, PerClient):
+        positive(sigma=sigma)
     each, mean = clip_each(clip_norm), scale(1 / batch)
     after = chain() if jse is None else chain(jse)
     if name.startswith("step_noise") or (calibration == "source" and steps == 1):

@@ -4,8 +4,10 @@
 and against everybody behind it (post-processing). *Central* ones are made by the server of everybody's data: they
 protect against the public only, and there the draw of the cohort amplifies, because the public does not see it.
 
-A client-unit release also bounds the record unit: a record is less than its client. A record-unit release says
-nothing about the client unit (group privacy over n_k records is no claim worth printing).
+A client-unit release also bounds the record unit, at twice the sensitivity: changing a record may turn the whole move
+into any other of the same length, which is replacing the client, not zeroing it (with several local steps this really
+happens: ``tests/methods/test_sensitivity.py``). A record-unit release says nothing about the client unit (group privacy
+over n_k records is no claim worth printing).
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ class Accounts:
     accountant: str = "rdp"
     adjacency: Adjacency = "zero_out"
     of_client: dict[Unit, dict[int, Tally]] = field(default_factory=lambda: {"record": {}, "client": {}})
-    of_all: Tally = field(default_factory=dict)
+    of_all: dict[Unit, Tally] = field(default_factory=lambda: {"record": {}, "client": {}})
     unbounded: bool = False
     """Some local release has the record unit, so that nothing bounds a whole client."""
     _known: dict[tuple[frozenset[tuple[Event, int]], str], float] = field(default_factory=dict)
@@ -71,14 +73,15 @@ class Accounts:
                 for client in line.clients:
                     _merge(self.of_client[unit].setdefault(client, {}), self._event(line, unit))
             self.unbounded |= line.release.unit == "record"
-        for event in self._central(lines):
-            _merge(self.of_all, event)
+        for unit in UNITS:
+            for event in self._central(lines, unit):
+                _merge(self.of_all[unit], event)
 
     def covers(self, observer: Observer, unit: Unit) -> bool:
         """Whether any finite claim can be made."""
         if self.local:
             return unit == "record" or not self.unbounded
-        return observer == "public" and bool(self.of_all)
+        return observer == "public" and bool(self.of_all[unit])
 
     def spent(
         self, observer: Observer, unit: Unit, coming: Sequence[Line] = (), accountant: str | None = None
@@ -92,18 +95,18 @@ class Accounts:
             tallies = [self._after(self.tally(unit, k), self.events(ours[k], unit)) for k in clients]
             return max((self._cost(t, accountant) for t in tallies), default=0.0)
         if not self.local and observer == "public":
-            tally = self._after(self.of_all, self.events(coming, unit))
+            tally = self._after(self.of_all[unit], self.events(coming, unit))
             return self._cost(tally, accountant) if tally else math.inf
         return math.inf
 
     def tally(self, unit: Unit, client: int) -> Tally:
         """Everything that counts against one client (or against all of them alike)."""
-        return self.of_client[unit].get(client, {}) if self.local else self.of_all
+        return self.of_client[unit].get(client, {}) if self.local else self.of_all[unit]
 
     def events(self, lines: Sequence[Line], unit: Unit) -> list[Event]:
         """Lines of one round as the events of each client in them."""
         if not self.local:
-            return self._central(lines)
+            return self._central(lines, unit)
         return [self._event(x, unit) for x in lines if x.clients and (unit == "record" or x.release.unit == "client")]
 
     def worst_client(self, unit: Unit) -> int | None:
@@ -136,13 +139,15 @@ class Accounts:
         return self._cost(tally, self.accountant)
 
     def _event(self, line: Line, unit: Unit) -> Event:
-        """A local line as an event about this unit; batches amplify for records only."""
-        sampling = line.sampling if line.release.unit == "record" else None
-        return event_of(line.release, sampling, self.adjacency)
+        """A line as an event about this unit; a draw of batches amplifies for records, a draw of clients for both."""
+        sampling = line.sampling if line.clients is None or line.release.unit == "record" else None
+        within = unit == "record" and line.release.unit == "client"
+        return event_of(line.release, sampling, "replace" if within else self.adjacency)
 
-    def _central(self, lines: Sequence[Line]) -> list[Event]:
+    def _central(self, lines: Sequence[Line], unit: Unit) -> list[Event]:
         """Central lines of one round share one cohort: Gaussian ones are joined before the draw amplifies them."""
-        events = [event_of(x.release, x.sampling, self.adjacency) for x in lines if x.clients is None]
+        central = [x for x in lines if x.clients is None and (unit == "record" or x.release.unit == "client")]
+        events = [self._event(x, unit) for x in central]
         if sum(e.count for e in events) < 2:
             return events
         if all(e.mechanism == "gaussian" and e.sampling == events[0].sampling for e in events):

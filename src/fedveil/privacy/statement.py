@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+from fedveil.core.errors import Refused
 from fedveil.core.signal import Unit
 from fedveil.privacy.averaging import Averaging, averaged, claimed
 from fedveil.privacy.claims import OBSERVERS, UNITS, Accounts, Observer, Tally
@@ -137,7 +138,10 @@ def _nothing(observer: str, unit: Unit, note: str = "") -> Row:
 
 
 def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Unit) -> Row:
-    epsilon = accounts.tight(observer, unit)
+    try:
+        epsilon = accounts.tight(observer, unit)
+    except Refused as refusal:  # another unit or observer may have a claim all the same
+        return _nothing(observer, unit, str(refusal))
     if not math.isfinite(epsilon):
         return _nothing(observer, unit, _why_not(accounts, observer, unit))
     counted = [x for x in lines if (x.clients is not None) == accounts.local]
@@ -157,6 +161,11 @@ def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Un
         )
     else:
         note = "the server is trusted"
+    if unit == "record" and any(x.release.unit == "client" for x in counted):
+        note += (
+            "; a record may turn its client's whole move into another, so it is counted as replacing the client: twice "
+            "the sensitivity"
+        )
     return Row(
         observer,
         unit,

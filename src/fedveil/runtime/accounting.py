@@ -28,7 +28,7 @@ from fedveil.privacy.statement import Statement
 from fedveil.runtime.checkpoint import Progress
 from fedveil.runtime.folder import Folder
 from fedveil.runtime.planning import Planner
-from fedveil.runtime.prepare import Training
+from fedveil.runtime.prepare import LEAK, Training
 
 
 class Bookkeeper:
@@ -102,20 +102,25 @@ class Bookkeeper:
             return secure_generator()
         return stream(self.training.settings.seed, "server noise", number)
 
+    @property
+    def claims(self) -> bool:
+        """Whether anything is claimed at all."""
+        return self.training.method.private and not self.training.method.allow_leak
+
     def spent(self) -> dict[str, Any] | None:
         """ε so far, for the round's record: the headline claim; by rdp where the accountant asked for is pld."""
+        if not self.claims:
+            return None
         name = "rdp" if self.privacy.accountant == "pld" else self.privacy.accountant
         return self._headline(self.accounts.spent(self.planner.observer, self.planner.unit, (), name), name)
 
     def final(self) -> dict[str, Any] | None:
         """The headline claim of the statement, by the accountant that was asked for."""
-        if not self.training.method.private:
+        if not self.claims:
             return None
         return self._headline(self.accounts.tight(self.planner.observer, self.planner.unit), self.privacy.accountant)
 
-    def _headline(self, value: float, accountant: str) -> dict[str, Any] | None:
-        if not self.training.method.private:
-            return None
+    def _headline(self, value: float, accountant: str) -> dict[str, Any]:
         out = {
             "epsilon": value,
             "observer": self.planner.observer,
@@ -148,10 +153,6 @@ class Bookkeeper:
         return state(self.planner, self.accounts, self.ledger.entries, notes)
 
 
-LEAK = (
-    "Nothing is claimed: this run sends control variates made of clean moves (control_update=clean), from which the "
-    "server solves for every client's clean move exactly."
-)
 PROVED = (
     "one local step and a plain mean: the public sees the sum of the cohort's noises, one participant knows its own"
 )

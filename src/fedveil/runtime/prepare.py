@@ -33,6 +33,10 @@ from fedveil.runtime.model import OWN, Task, build_objective
 from fedveil.runtime.settings import Settings
 
 COHORT = 10
+LEAK = (
+    "nothing is claimed: this run sends control variates made of clean moves (control_update=clean), from which the "
+    "server solves for every client's clean move exactly"
+)
 SMALL = 500_000
 """Parameters below which one thread is the default."""
 
@@ -104,7 +108,9 @@ class Training:
         """What a person should know before the first round."""
         f, s = self.federation, self.settings
         sizes = f.sizes
+        leak = [f"WARNING: {LEAK}"] if self.method.allow_leak else []
         return [
+            *leak,
             f"{self.method.name} on {f.name}: {f.population} clients with {sizes.min()} to {sizes.max()} examples, "
             f"{self.cohort} per round ({s.selection}), {s.rounds} rounds",
             f"{self.batching.describe(sizes)}; model of {self.objective.layout.dim:,} parameters; "
@@ -241,12 +247,13 @@ def maker(
 
 
 def _refuse_leaks(settings: Settings, method: Method, federation: Federation, objective: Objective) -> None:
+    if settings.privacy.epsilon is not None and (method.allow_leak or not method.private):
+        why = "sends what it protects in the clear" if method.allow_leak else "has no privacy mechanism"
+        raise Refused(
+            f"privacy.epsilon: {method.name} {why}, so that no budget can hold; "
+            "choose a private method, or leave the budget out"
+        )
     if not method.private:
-        if settings.privacy.epsilon is not None:
-            raise Refused(
-                f"privacy.epsilon: {method.name} has no privacy mechanism, so that no budget can hold; "
-                "choose a private method, or leave the budget out"
-            )
         return
     mixing = [name for name, part in objective.module.named_modules() if isinstance(part, _BatchNorm)]
     if objective.buffers.dim or mixing:
