@@ -74,4 +74,17 @@ def one_round(parts, method=None, server=None, memory=None, number=1):
     return moves, uploads, arrival, memory, ctx
 
 
-__all__ = ["BATCH", "CLIP", "IDS", "LR", "MOVE", "SIGMA", "STEPS", "VARIANTS", "Flat", "one_round", "silent", "training"]
+__all__ = [
+    "BATCH",
+    "CLIP",
+    "IDS",
+    "LR",
+    "MOVE",
+    "SIGMA",
+    "STEPS",
+    "VARIANTS",
+    "Flat",
+    "one_round",
+    "silent",
+    "training",
+]

@@ -45,7 +45,13 @@ def move(last_push: float) -> torch.Tensor:
     x[:-1, 1] = 1.0  # gradient −w/√(w² + 1e-10): zero at w = 0, full length as soon as w has a sign
     x[-1, 0] = last_push
     data = fedveil.data.from_clients([(x, np.zeros(BATCH))], test=(x, np.zeros(BATCH)), classes=0, holdout=0.0)
-    texts = ["method=dp_fedavg_local", "algorithm_variant=last_noise", "calibration=source", "sigma=1", f"steps={STEPS}"]
+    texts = [
+        "method=dp_fedavg_local",
+        "algorithm_variant=last_noise",
+        "calibration=source",
+        "sigma=1",
+        f"steps={STEPS}",
+    ]
     texts += [f"batch={BATCH}", f"lr={LR}", f"clip_norm={CLIP}", "dtype=float64"]
     parts = prepare(resolve(texts), data=data, model=Valley(), loss=output)
     draws = [stream(0)]

@@ -33,7 +33,10 @@ def agrees(values, variance):
 
 def without_shrinkage(method):
     """The same recipe with every James-Stein stage taken out, to see the noise that it reads."""
-    slots = {s: tuple(x for x in getattr(method, s) if not isinstance(x, Shrink)) for s in ("on_step", "on_upload", "on_mean")}
+    slots = {
+        s: tuple(x for x in getattr(method, s) if not isinstance(x, Shrink))
+        for s in ("on_step", "on_upload", "on_mean")
+    }
     return replace(method, **{name: chain(*stages) for name, stages in slots.items()})
 
 
@@ -102,7 +105,7 @@ def test_old_noise_in_control_variates_is_neither_clipped_nor_shrunk(name):
     """Shrinkage acts on Δ − Kη(c_k − c): with c − c_k far from zero the data part comes out the same (SPEC 3.2)."""
     parts = training("dp_scaffold_stein", name, silent(DIM), DIM)
     memory = torch.randn(3, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    moves, uploads, arrival, after, _ = one_round(parts, memory=memory)
+    _, uploads, arrival, after, _ = one_round(parts, memory=memory)
     _, plain_uploads, plain_arrival, plain_after, _ = one_round(parts)
     known = STEPS * LR * memory  # −travel·(c − c_k)
     assert torch.allclose(uploads[MOVE].value, plain_uploads[MOVE].value + known)

@@ -88,7 +88,11 @@ def test_a_client_release_bounds_its_records_at_twice_the_sensitivity():
     """Zeroing a client takes its move away; changing one record may exchange it for any other move (SPEC 3.1)."""
     a = accounts()
     a.add(lines([release(unit="client")]))
-    assert a.spent("public", "client") == a.spent("server", "client") == pytest.approx(epsilon(Event("gaussian", 2.0), DELTA))
+    assert (
+        a.spent("public", "client")
+        == a.spent("server", "client")
+        == pytest.approx(epsilon(Event("gaussian", 2.0), DELTA))
+    )
     assert a.spent("public", "record") == a.spent("server", "record")
     assert a.spent("server", "record") == pytest.approx(epsilon(Event("gaussian", 1.0), DELTA))
     replaced = accounts(adjacency="replace")

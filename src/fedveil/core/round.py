@@ -85,7 +85,8 @@ def arrive(method: Method, uploads: Uploads, shares: Shares, server: State, ctx:
     ``on_upload`` is post-processing of each upload: it acts here where the server derives other channels from the
     upload as it was sent, and otherwise before the upload leaves.
     """
-    if not uploads[MOVE].rows:
+    came = uploads[MOVE].rows > 0
+    if not came:
         # Nobody came, which must not show: one client whose move is zero leaves the same sum, and the same noise.
         uploads = {name: replace(s, value=s.value.new_zeros(1, s.dim)) for name, s in uploads.items()}
         shares = replace(shares, weights=shares.weights.new_full((1,), shares.fixed_weight))
@@ -112,4 +113,4 @@ def arrive(method: Method, uploads: Uploads, shares: Shares, server: State, ctx:
         after[BUFFERS] = server[BUFFERS] + mean[BUFFERS].value[0]
     if method.looks_back:
         after[PREVIOUS] = mean[MOVE].value[0]
-    return Arrival(after | ctx.memory, mean, delivery.bytes_up)
+    return Arrival(after | ctx.memory, mean, delivery.bytes_up if came else 0)

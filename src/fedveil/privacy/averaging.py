@@ -1,7 +1,7 @@
 """What the public gains by seeing means only, and what papers claim beyond what is proved (SPEC 3.1).
 
 The public sees Σ_k (g_k + N_k): the noises of a cohort protect each of its records together. For a single local step
-this is a theorem: a record of client k faces the Poisson-sampled Gaussian of multiplier √(Σ_j σ_j² − σ_a²), where a is the
+this is a theorem: a record of client k faces the Poisson-sampled Gaussian of multiplier √(Σ_j σ_j² − σ_a²), a being the
 participant with the most noise besides k, who knows its own (for equal noise: σ√(n−1)). With more steps between
 two means, each client's later gradients depend on its own noise, and the same formula is a claim, no theorem.
 """

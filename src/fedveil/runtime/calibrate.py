@@ -16,7 +16,8 @@ from fedveil.runtime.prepare import Training
 
 MANY = 40
 """With more kinds of clients than this, rates and counts are rounded up to a common grid before the search."""
-GRID = 1.05
+GRIDS = (1.05, 1.1, 1.2, 1.4, 2.0)
+"""Ratios of neighbouring grid points; the finest one with few enough kinds is taken."""
 
 Kind = tuple[tuple[Event, int], ...]
 """What one client will have released over the whole run, at multiplier 1."""
@@ -34,8 +35,11 @@ def calibrate(training: Training, make: Callable[[Multiplier], Method], *, per_c
         return _search(training, make, _kind(planner, 0, rounds))
     joined = Counter(k for number in range(1, rounds + 1) for k in planner.cohort(number))
     kinds = {k: _kind(planner, k, max(1, joined[k])) for k in everybody}
-    if len(set(kinds.values())) > MANY:
-        kinds = {k: _rounded_up(kind) for k, kind in kinds.items()}
+    exact = kinds
+    for grid in GRIDS:
+        if len(set(kinds.values())) <= MANY:
+            break
+        kinds = {k: _rounded_up(kind, grid) for k, kind in exact.items()}
     found = {kind: _search(training, make, kind) for kind in set(kinds.values())}
     if not per_client or len(found) == 1:
         return max(found.values())
@@ -48,9 +52,9 @@ def _kind(planner: Planner, client: int, rounds: int) -> Kind:
     return tuple((event.one, event.count * rounds) for event in events)
 
 
-def _rounded_up(kind: Kind) -> Kind:
+def _rounded_up(kind: Kind, grid: float) -> Kind:
     def up(value: float) -> float:
-        return GRID ** math.ceil(math.log(value) / math.log(GRID) - 1e-9)
+        return float(grid ** math.ceil(math.log(value) / math.log(grid) - 1e-9))
 
     def coarser(event: Event) -> Event:
         if not isinstance(event.sampling, Poisson):

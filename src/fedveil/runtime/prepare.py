@@ -18,8 +18,8 @@ from fedveil import data as data_room
 from fedveil.core.arguments import fit
 from fedveil.core.errors import Refused
 from fedveil.core.federation import Federation
-from fedveil.core.method import Method
 from fedveil.core.flat import read_buffers
+from fedveil.core.method import Method
 from fedveil.core.parts import Moves, State
 from fedveil.core.round import BUFFERS, Shares
 from fedveil.core.walk import travel
