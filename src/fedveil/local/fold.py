@@ -1,0 +1,129 @@
+"""The fold tier: clients folded into the batch, each with weights of its own (DESIGN 3)."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.core.flat import Layout
+from fedveil.core.method import Method
+from fedveil.core.stage import PerSample
+from fedveil.local.layers import Embedding, Frame, GroupNorm, Layer, LayerNorm, Linear, Views
+from fedveil.local.losses import per_example
+from fedveil.local.objective import Objective
+from fedveil.local.schedule import Step
+from fedveil.local.steps import Into
+
+LAYERS: dict[type[nn.Module], type[Layer]] = {
+    layer.handles: layer for layer in (Linear, GroupNorm, LayerNorm, Embedding)
+}
+"""Layers that hold weights, and what stands for them when clients are folded."""
+
+
+class Folded:
+    """Gradients of a module whose layers were swapped for layers of many clients.
+
+    The rest of the module's code runs as it is, on a batch that holds the examples of all clients; it must treat
+    each example by itself, and call each layer once (``admission`` finds out).
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self.layout, self.loss = objective.layout, per_example(objective.loss)
+        self.frame = Frame()
+        self.module = deepcopy(objective.module).train()
+        self.layers = swap(self.module, objective.layout, self.frame)
+        self.activations = 0
+        """Numbers per example that the layers hold; known after the first step."""
+
+    def __call__(self, here: Tensor, x: Tensor, y: Tensor, step: Step, each: PerSample | None, into: Into) -> Tensor:
+        """See :class:`~fedveil.local.cohort.Gradients`."""
+        frame, clients = self.frame, len(here)
+        if not step.width:
+            into.put(torch.zeros((), dtype=here.dtype, device=here.device))
+            return here.new_zeros(clients)
+        self._bind(here, into)
+        real = None if step.real is None else torch.from_numpy(step.real).to(here.device)
+        frame.books = None if each is None else []
+        frame.blank = None
+        if each is None and not step.counts.all():
+            empty = torch.from_numpy(step.counts == 0).to(here.device)
+            frame.blank = empty.repeat_interleave(step.width)
+        with torch.enable_grad():
+            losses = self.loss(self.module(x), y)
+        losses.backward(self._shares(losses, step, mean=each is None))  # type: ignore[no-untyped-call]
+        self._check_calls()
+        if each is not None:
+            self._settle(each, real)
+        losses = losses.detach()
+        if real is not None:
+            losses = torch.zeros_like(losses).index_copy_(0, real, losses.index_select(0, real))
+        return losses.view(clients, -1).sum(1)
+
+    def footprint(self, method: Method, batch: int) -> int:
+        """Bytes of a client's weights, and of a copy of them where stages act."""
+        return self.layout.dim * 4 * (2 if len(method.on_step) else 1)
+
+    def _bind(self, here: Tensor, into: Into) -> None:
+        """Hand each layer its views of the rows."""
+        frame = self.frame
+        frame.clients, frame.beta, frame.alpha, frame.called = len(here), into.beta, into.alpha, []
+        weights, targets = self._views(here), self._views(into.rows)
+        frame.into = targets
+        for place, layer in self.layers.items():
+            layer.views = weights[place]
+
+    def _views(self, rows: Tensor) -> dict[str, Views]:
+        out: dict[str, Views] = {place: {} for place in self.layers}
+        parts = torch.split(rows, list(self.layout.sizes), dim=1)
+        for name, shape, part in zip(self.layout.names, self.layout.shapes, parts, strict=True):
+            place, _, own = name.rpartition(".")
+            out[place][own] = part.view(len(rows), *shape)
+        return out
+
+    def _shares(self, losses: Tensor, step: Step, *, mean: bool) -> Tensor:
+        """How much each example's loss counts in the backward pass."""
+        if not mean and step.real is None:
+            return torch.ones_like(losses)
+        counts = torch.from_numpy(step.counts).to(losses)
+        share = 1 / counts.clamp_min(1) if mean else torch.ones_like(counts)
+        if step.real is None:
+            return share.repeat_interleave(step.width)
+        columns = torch.arange(step.width, device=losses.device)
+        return torch.where(columns < counts[:, None], share[:, None], 0.0).reshape(-1)
+
+    @torch.no_grad()
+    def _settle(self, each: PerSample, real: Tensor | None) -> None:
+        """Norms, then factors, then sums: all from one backward pass."""
+        frame, books = self.frame, self.frame.books
+        assert books is not None
+        squares = torch.stack([layer.squares(a, g) for layer, a, g in books]).sum(0)
+        norms = squares.sqrt()
+        if real is None:
+            factors, finite = each.factors(norms), torch.isfinite(norms)
+        else:
+            own = norms.index_select(0, real)
+            factors = torch.zeros_like(norms).index_copy_(0, real, each.factors(own))
+            finite = torch.zeros_like(norms, dtype=torch.bool).index_copy_(0, real, torch.isfinite(own))
+        frame.blank = None if bool(finite.all()) else ~finite
+        for layer, a, g in books:
+            frame.write(layer, a, g, factors)
+        frame.books = None
+
+    def _check_calls(self) -> None:
+        if len(self.frame.called) != len(self.layers) or len(set(self.frame.called)) != len(self.layers):
+            names = [layer.place for layer in self.frame.called]
+            odd = next((p for p in self.layers if names.count(p) != 1), "")
+            raise ValueError(f"layer {odd!r} was called {names.count(odd)} times in a step; set engine=sequential")
+
+
+def swap(module: nn.Module, layout: Layout, frame: Frame) -> dict[str, Layer]:
+    """Put layers of many clients in place of those that own the layout's parameters; they, by place."""
+    layers: dict[str, Layer] = {}
+    for place in dict.fromkeys(name.rpartition(".")[0] for name in layout.names):
+        parent, _, own = place.rpartition(".")
+        original = module.get_submodule(place)
+        layers[place] = LAYERS[type(original)](original, place, frame)
+        setattr(module.get_submodule(parent), own, layers[place])
+    return layers

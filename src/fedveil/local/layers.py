@@ -1,0 +1,265 @@
+"""Layers that hold the weights of many clients, whose batches lie one after another (DESIGN 3).
+
+A layer keeps its input ``a`` and gets the gradient ``g`` of its output; from both come each example's squared gradient
+norm (*ghost* norms: Goodfellow 2015; Li et al. 2022) and each client's weighted sum of gradients, so one backward pass
+is enough for private steps (book-keeping: Bu et al. 2023).
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedveil.local.steps import Into
+
+Views = dict[str, Tensor]
+"""Weights of one layer by name, ``(clients, *shape)``; views of the flat rows."""
+
+
+class Frame:
+    """What the layers share during one step: how many clients, and who keeps the books."""
+
+    def __init__(self) -> None:
+        self.clients = 1
+        self.into: dict[str, Views] = {}
+        self.beta = self.alpha = 1.0
+        self.blank: Tensor | None = None
+        """Examples whose gradients count as zero, whatever they are."""
+        self.books: list[tuple[Layer, Tensor, Tensor]] | None = None
+        """Inputs and output gradients for later; None where gradients go straight to their place."""
+        self.called: list[Layer] = []
+
+    def book(self, layer: Layer, a: Tensor, g: Tensor) -> None:
+        """Take in what a layer's backward pass found."""
+        if self.books is not None:
+            self.books.append((layer, a, g))
+        else:
+            self.write(layer, a, g)
+
+    def write(self, layer: Layer, a: Tensor, g: Tensor, weights: Tensor | None = None) -> None:
+        """Put the sum of the examples' gradients, each with its weight, into the rows."""
+        if weights is not None:
+            g = g * weights.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
+        if self.blank is not None:
+            a = a.masked_fill(_over(self.blank, a), 0)
+            g = g.masked_fill(_over(self.blank, g), 0)
+        for name, gradient in layer.sums(a, g).items():
+            Into(self.into[layer.place][name], self.beta, self.alpha).put(gradient)
+
+
+def _over(examples: Tensor, values: Tensor) -> Tensor:
+    return examples.view(-1, *[1] * (values.dim() - 1))
+
+
+class Layer(nn.Module):
+    """A layer of many clients: examples come client after client, as many for each."""
+
+    def __init__(self, original: nn.Module, place: str, frame: Frame) -> None:
+        super().__init__()
+        self.place, self.frame = place, frame
+        self.names = tuple(name for name, p in original.named_parameters() if p.requires_grad)
+        self.views: Views = {}
+        object.__setattr__(self, "original", original)  # not a child: its weights are not looked at
+
+    original: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The layer's output."""
+        if x.dim() < 1 or not len(x) or len(x) % self.frame.clients:
+            raise ValueError(f"{self.place}: {len(x)} rows do not divide among {self.frame.clients} clients")
+        self.frame.called.append(self)
+        out: Tensor = _Call.apply(x, _token(x), self)  # type: ignore[no-untyped-call]
+        return out
+
+    def output(self, a: Tensor) -> Tensor:
+        """The output for this input."""
+        raise NotImplementedError
+
+    def back(self, a: Tensor, g: Tensor) -> Tensor | None:
+        """The gradient of the input."""
+        raise NotImplementedError
+
+    def squares(self, a: Tensor, g: Tensor) -> Tensor:
+        """‖g_i‖² of each example in float64, over this layer's weights."""
+        raise NotImplementedError
+
+    def sums(self, a: Tensor, g: Tensor) -> Views:
+        """Σ of the examples' gradients per client, by name."""
+        raise NotImplementedError
+
+    def by_client(self, x: Tensor) -> Tensor:
+        """``(clients, examples, ...)``."""
+        return x.reshape(self.frame.clients, -1, *x.shape[1:])
+
+
+def _token(x: Tensor) -> Tensor:
+    """Makes autograd call back even where the input needs no gradient."""
+    return torch.empty(0, device=x.device, requires_grad=True)
+
+
+class _Call(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, token: Tensor, layer: Layer) -> Tensor:
+        ctx.layer, ctx.a = layer, x.detach()
+        return layer.output(ctx.a)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
+        back = ctx.layer.back(ctx.a, g) if ctx.needs_input_grad[0] else None
+        ctx.layer.frame.book(ctx.layer, ctx.a, g)
+        return back, None, None
+
+
+def squared(x: Tensor) -> Tensor:
+    """Squared norm of each example, in float64."""
+    norms: Tensor = torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1, dtype=torch.float64)
+    return norms.square_()
+
+
+class Linear(Layer):
+    """y = x Wᵀ + b, for inputs with any number of places between example and feature."""
+
+    handles: ClassVar[type[nn.Module]] = nn.Linear
+
+    def output(self, a: Tensor) -> Tensor:
+        """One product per client."""
+        rows, weight = self._rows(a), self.views["weight"].transpose(1, 2)
+        if "bias" in self.views:
+            out = torch.baddbmm(self.views["bias"][:, None], rows, weight)
+        else:
+            out = torch.bmm(rows, weight)
+        return out.view(*a.shape[:-1], -1)
+
+    def back(self, a: Tensor, g: Tensor) -> Tensor:
+        """G W."""
+        return torch.bmm(self._rows(g), self.views["weight"]).view(a.shape)
+
+    def squares(self, a: Tensor, g: Tensor) -> Tensor:
+        """(‖a‖² + 1)·‖g‖² for one place per example; else the gradient itself, or Gram matrices if they are smaller."""
+        extra = 1.0 if "bias" in self.views else 0.0
+        if a.dim() == 2:
+            return (squared(a) + extra) * squared(g)
+        a, g = a.flatten(1, -2), g.flatten(1, -2)
+        places = a.shape[1]
+        bias = squared(g.sum(1)) if extra else 0.0
+        if places * places < a.shape[2] * g.shape[2] // 2:
+            a, g = a.double(), g.double()
+            return (torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min(0) + bias
+        return squared(torch.bmm(g.mT, a)) + bias
+
+    def sums(self, a: Tensor, g: Tensor) -> Views:
+        """Gᵀ A and Σ g."""
+        rows = self._rows(g)
+        out = {"weight": torch.bmm(rows.mT, self._rows(a))}
+        return out | {"bias": rows.sum(1)} if "bias" in self.views else out
+
+    def _rows(self, x: Tensor) -> Tensor:
+        return x.reshape(self.frame.clients, -1, x.shape[-1])
+
+
+class Affine(Layer):
+    """x·w + b after a normalisation that has no weights of its own."""
+
+    def output(self, a: Tensor) -> Tensor:
+        """Each client's scale and shift."""
+        x, shape = self.by_client(a), self.shape(a)
+        out = x * self.views["weight"].view(shape)
+        return (out + self.views["bias"].view(shape) if "bias" in self.views else out).view(a.shape)
+
+    def back(self, a: Tensor, g: Tensor) -> Tensor:
+        """G·w."""
+        return (self.by_client(g) * self.views["weight"].view(self.shape(a))).view(a.shape)
+
+    def squares(self, a: Tensor, g: Tensor) -> Tensor:
+        """The gradients are no longer than the weights: they are taken one by one."""
+        scale = squared(self.each(a * g))
+        return scale + squared(self.each(g)) if "bias" in self.views else scale
+
+    def sums(self, a: Tensor, g: Tensor) -> Views:
+        """Σ a·g and Σ g."""
+        out = {"weight": self.by_client(self.each(a * g)).sum(1)}
+        return out | {"bias": self.by_client(self.each(g)).sum(1)} if "bias" in self.views else out
+
+    def shape(self, a: Tensor) -> tuple[int, ...]:
+        """A weight's shape beside ``(clients, examples, ...)``."""
+        raise NotImplementedError
+
+    def each(self, x: Tensor) -> Tensor:
+        """Sum over the places that share a weight, ``(examples, *weight)``."""
+        raise NotImplementedError
+
+
+class GroupNorm(Affine):
+    """Group normalisation, where each client has its own scale and shift."""
+
+    handles: ClassVar[type[nn.Module]] = nn.GroupNorm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each example, then scale and shift."""
+        return super().forward(F.group_norm(x, self.original.num_groups, eps=self.original.eps))
+
+    def shape(self, a: Tensor) -> tuple[int, ...]:
+        """Channels."""
+        return (self.frame.clients, 1, a.shape[1], *[1] * (a.dim() - 2))
+
+    def each(self, x: Tensor) -> Tensor:
+        """Sum over positions."""
+        return x.flatten(2).sum(2) if x.dim() > 2 else x
+
+
+class LayerNorm(Affine):
+    """Layer normalisation, where each client has its own scale and shift."""
+
+    handles: ClassVar[type[nn.Module]] = nn.LayerNorm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise, then scale and shift."""
+        return super().forward(F.layer_norm(x, self.original.normalized_shape, eps=self.original.eps))
+
+    def shape(self, a: Tensor) -> tuple[int, ...]:
+        """The last dimensions."""
+        own = tuple(self.original.normalized_shape)
+        return (self.frame.clients, 1, *[1] * (a.dim() - 1 - len(own)), *own)
+
+    def each(self, x: Tensor) -> Tensor:
+        """Sum over places."""
+        between = x.dim() - 1 - len(self.original.normalized_shape)
+        return x.sum(tuple(range(1, 1 + between))) if between else x
+
+
+class Embedding(Layer):
+    """One table of vectors per client."""
+
+    handles: ClassVar[type[nn.Module]] = nn.Embedding
+
+    def output(self, a: Tensor) -> Tensor:
+        """Rows of each client's table."""
+        return self.views["weight"][self._owner(a), a]
+
+    def back(self, a: Tensor, g: Tensor) -> None:
+        """Numbers of words have no gradient."""
+        return
+
+    def squares(self, a: Tensor, g: Tensor) -> Tensor:
+        """Σ over pairs of places that hold the same word."""
+        words = a.flatten(1) if a.dim() > 1 else a[:, None]
+        g = self._used(a, g).reshape(*words.shape, -1).double()
+        same = words[:, :, None] == words[:, None, :]
+        return (torch.bmm(g, g.mT) * same).sum((1, 2)).clamp_min(0)
+
+    def sums(self, a: Tensor, g: Tensor) -> Views:
+        """Each place adds to its word."""
+        out = torch.zeros_like(self.views["weight"], memory_format=torch.contiguous_format)
+        return {"weight": out.index_put_((self._owner(a), a), self._used(a, g), accumulate=True)}
+
+    def _owner(self, a: Tensor) -> Tensor:
+        k = self.frame.clients
+        owner = torch.arange(k, device=a.device).repeat_interleave(len(a) // k)
+        return owner.view(-1, *[1] * (a.dim() - 1)).expand(a.shape)
+
+    def _used(self, a: Tensor, g: Tensor) -> Tensor:
+        idle = self.original.padding_idx
+        return g if idle is None else g.masked_fill((a == idle)[..., None], 0)
