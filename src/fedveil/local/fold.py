@@ -32,7 +32,7 @@ class Folded:
     def __init__(self, objective: Objective) -> None:
         self.layout, self.loss = objective.layout, per_example(objective.loss)
         self.frame = Frame()
-        self.module = deepcopy(objective.module).train()
+        self.module = nn.Sequential(deepcopy(objective.module)).train()  # so that every layer has a parent
         self.layers = swap(self.module, objective.layout, self.frame)
         self.activations = 0
         """Numbers per example that the layers hold; known after the first step."""
@@ -54,6 +54,9 @@ class Folded:
             losses = self.loss(self.module(x), y)
         losses.backward(self._shares(losses, step, mean=each is None))  # type: ignore[no-untyped-call]
         self._check_calls()
+        for layer in self.layers.values():
+            if layer not in frame.reached:
+                frame.skip(layer)
         if each is not None:
             self._settle(each, real)
         losses = losses.detach()
@@ -68,7 +71,13 @@ class Folded:
     def _bind(self, here: Tensor, into: Into) -> None:
         """Hand each layer its views of the rows."""
         frame = self.frame
-        frame.clients, frame.beta, frame.alpha, frame.called = len(here), into.beta, into.alpha, []
+        frame.clients, frame.beta, frame.alpha, frame.called, frame.reached = (
+            len(here),
+            into.beta,
+            into.alpha,
+            [],
+            set(),
+        )
         weights, targets = self._views(here), self._views(into.rows)
         frame.into = targets
         for place, layer in self.layers.items():
@@ -98,8 +107,7 @@ class Folded:
         """Norms, then factors, then sums: all from one backward pass."""
         frame, books = self.frame, self.frame.books
         assert books is not None
-        squares = torch.stack([layer.squares(a, g) for layer, a, g in books]).sum(0)
-        norms = squares.sqrt()
+        norms = torch.stack([layer.squares(a, g) for layer, a, g in books]).sum(0).sqrt_()
         if real is None:
             factors, finite = each.factors(norms), torch.isfinite(norms)
         else:
@@ -119,11 +127,14 @@ class Folded:
 
 
 def swap(module: nn.Module, layout: Layout, frame: Frame) -> dict[str, Layer]:
-    """Put layers of many clients in place of those that own the layout's parameters; they, by place."""
+    """Put layers of many clients in place of those that own the layout's parameters; they, by place.
+
+    ``module`` is a container of the model, so that the model itself may be a layer.
+    """
     layers: dict[str, Layer] = {}
     for place in dict.fromkeys(name.rpartition(".")[0] for name in layout.names):
-        parent, _, own = place.rpartition(".")
-        original = module.get_submodule(place)
+        parent, _, own = f"0.{place}".rstrip(".").rpartition(".")
+        original = module.get_submodule(f"0.{place}".rstrip("."))
         layers[place] = LAYERS[type(original)](original, place, frame)
         setattr(module.get_submodule(parent), own, layers[place])
     return layers

@@ -31,9 +31,12 @@ class Frame:
         self.books: list[tuple[Layer, Tensor, Tensor]] | None = None
         """Inputs and output gradients for later; None where gradients go straight to their place."""
         self.called: list[Layer] = []
+        self.reached: set[Layer] = set()
+        """Layers that the backward pass came to."""
 
     def book(self, layer: Layer, a: Tensor, g: Tensor) -> None:
         """Take in what a layer's backward pass found."""
+        self.reached.add(layer)
         if self.books is not None:
             self.books.append((layer, a, g))
         else:
@@ -46,8 +49,12 @@ class Frame:
         if self.blank is not None:
             a = a.masked_fill(_over(self.blank, a), 0)
             g = g.masked_fill(_over(self.blank, g), 0)
-        for name, gradient in layer.sums(a, g).items():
-            Into(self.into[layer.place][name], self.beta, self.alpha).put(gradient)
+        layer.add(a, g, {n: Into(rows, self.beta, self.alpha) for n, rows in self.into[layer.place].items()})
+
+    def skip(self, layer: Layer) -> None:
+        """A layer whose output the loss does not use: its gradient is zero."""
+        for rows in self.into[layer.place].values():
+            Into(rows, self.beta, self.alpha).put(torch.zeros((), dtype=rows.dtype, device=rows.device))
 
 
 def _over(examples: Tensor, values: Tensor) -> Tensor:
@@ -66,12 +73,17 @@ class Layer(nn.Module):
 
     original: Any
 
+    @staticmethod
+    def problem(original: Any) -> str | None:
+        """What about this layer cannot be folded; None if nothing."""
+        return None
+
     def forward(self, x: Tensor) -> Tensor:
         """The layer's output."""
         if x.dim() < 1 or not len(x) or len(x) % self.frame.clients:
             raise ValueError(f"{self.place}: {len(x)} rows do not divide among {self.frame.clients} clients")
         self.frame.called.append(self)
-        out: Tensor = _Call.apply(x, _token(x), self)  # type: ignore[no-untyped-call]
+        out: Tensor = _Call.apply(x, _token(x), self)
         return out
 
     def output(self, a: Tensor) -> Tensor:
@@ -86,8 +98,8 @@ class Layer(nn.Module):
         """‖g_i‖² of each example in float64, over this layer's weights."""
         raise NotImplementedError
 
-    def sums(self, a: Tensor, g: Tensor) -> Views:
-        """Σ of the examples' gradients per client, by name."""
+    def add(self, a: Tensor, g: Tensor, into: dict[str, Into]) -> None:
+        """Put Σ of the examples' gradients of each client into its row, by name."""
         raise NotImplementedError
 
     def by_client(self, x: Tensor) -> Tensor:
@@ -150,11 +162,12 @@ class Linear(Layer):
             return (torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min(0) + bias
         return squared(torch.bmm(g.mT, a)) + bias
 
-    def sums(self, a: Tensor, g: Tensor) -> Views:
+    def add(self, a: Tensor, g: Tensor, into: dict[str, Into]) -> None:
         """Gᵀ A and Σ g."""
-        rows = self._rows(g)
-        out = {"weight": torch.bmm(rows.mT, self._rows(a))}
-        return out | {"bias": rows.sum(1)} if "bias" in self.views else out
+        rows, to = self._rows(g), into["weight"]
+        to.rows.baddbmm_(rows.mT, self._rows(a), beta=to.beta, alpha=to.alpha)
+        if "bias" in into:
+            into["bias"].put(rows.sum(1))
 
     def _rows(self, x: Tensor) -> Tensor:
         return x.reshape(self.frame.clients, -1, x.shape[-1])
@@ -178,10 +191,11 @@ class Affine(Layer):
         scale = squared(self.each(a * g))
         return scale + squared(self.each(g)) if "bias" in self.views else scale
 
-    def sums(self, a: Tensor, g: Tensor) -> Views:
+    def add(self, a: Tensor, g: Tensor, into: dict[str, Into]) -> None:
         """Σ a·g and Σ g."""
-        out = {"weight": self.by_client(self.each(a * g)).sum(1)}
-        return out | {"bias": self.by_client(self.each(g)).sum(1)} if "bias" in self.views else out
+        into["weight"].put(self.by_client(self.each(a * g)).sum(1))
+        if "bias" in into:
+            into["bias"].put(self.by_client(self.each(g)).sum(1))
 
     def shape(self, a: Tensor) -> tuple[int, ...]:
         """A weight's shape beside ``(clients, examples, ...)``."""
@@ -235,6 +249,12 @@ class Embedding(Layer):
 
     handles: ClassVar[type[nn.Module]] = nn.Embedding
 
+    @staticmethod
+    def problem(original: Any) -> str | None:
+        """Settings that change gradients or weights on the way."""
+        odd = original.max_norm is not None or original.scale_grad_by_freq or original.sparse
+        return "has max_norm, scale_grad_by_freq or sparse" if odd else None
+
     def output(self, a: Tensor) -> Tensor:
         """Rows of each client's table."""
         return self.views["weight"][self._owner(a), a]
@@ -250,10 +270,11 @@ class Embedding(Layer):
         same = words[:, :, None] == words[:, None, :]
         return (torch.bmm(g, g.mT) * same).sum((1, 2)).clamp_min(0)
 
-    def sums(self, a: Tensor, g: Tensor) -> Views:
+    def add(self, a: Tensor, g: Tensor, into: dict[str, Into]) -> None:
         """Each place adds to its word."""
-        out = torch.zeros_like(self.views["weight"], memory_format=torch.contiguous_format)
-        return {"weight": out.index_put_((self._owner(a), a), self._used(a, g), accumulate=True)}
+        to = into["weight"]
+        to.rows.mul_(to.beta) if to.beta else to.rows.zero_()
+        to.rows.index_put_((self._owner(a), a), self._used(a, g) * to.alpha, accumulate=True)
 
     def _owner(self, a: Tensor) -> Tensor:
         k = self.frame.clients

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional as F
@@ -33,6 +32,8 @@ def _cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _mse(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs.view_as(targets) - targets).square().flatten(1).mean(1) if targets.dim() > 1 else (
-        outputs.view_as(targets) - targets
-    ).square()
+    return (
+        (outputs.view_as(targets) - targets).square().flatten(1).mean(1)
+        if targets.dim() > 1
+        else (outputs.view_as(targets) - targets).square()
+    )

@@ -89,7 +89,6 @@ class Walk:
         return out
 
 
-
 def dress(deltas: Tensor, facts: list[Signal], energy: Tensor) -> Signal:
     """Moves with the facts that survive K steps: noise adds up by the path's energy, bounds do not add up.
 
