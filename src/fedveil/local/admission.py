@@ -137,7 +137,8 @@ def prove(
     step = Step(np.arange(len(COUNTS) * width), np.array(COUNTS), width)
     rows = torch.zeros_like(here)
     try:
-        losses = make(double)(here, x, y, step, each, Into(rows))
+        trial = make(double)
+        losses = trial(here, x, y, step, each, Into(rows))
     except Unfit:
         raise
     except Exception as problem:
@@ -149,7 +150,9 @@ def prove(
             raise Unfit(
                 "a trial step differs from the sequential engine's; does the model mix the examples of a batch?"
             )
-    return make(objective)
+    admitted = make(objective)
+    admitted.held = trial.held
+    return admitted
 
 
 def _examples(federation: Federation, objective: Objective) -> tuple[Tensor, Tensor]:

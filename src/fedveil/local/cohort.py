@@ -26,6 +26,9 @@ from fedveil.local.steps import Into, Walk, moves
 class Gradients(Protocol):
     """Gradients of several clients at once, each at its own weights."""
 
+    held: int
+    """Numbers that a step holds for each example."""
+
     def __call__(self, here: Tensor, x: Tensor, y: Tensor, step: Step, each: PerSample | None, into: Into) -> Tensor:
         """Put each client's gradient ``into`` rows, and return the sum of each client's losses.
 

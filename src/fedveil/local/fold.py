@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedveil.core.flat import Layout
 from fedveil.core.method import Method
 from fedveil.core.stage import PerSample
+from fedveil.local.conv import Conv2d
 from fedveil.local.layers import Embedding, Frame, GroupNorm, Layer, LayerNorm, Linear, Views
 from fedveil.local.losses import per_example
 from fedveil.local.objective import Objective
@@ -17,7 +18,7 @@ from fedveil.local.schedule import Step
 from fedveil.local.steps import Into
 
 LAYERS: dict[type[nn.Module], type[Layer]] = {
-    layer.handles: layer for layer in (Linear, GroupNorm, LayerNorm, Embedding)
+    layer.handles: layer for layer in (Linear, Conv2d, GroupNorm, LayerNorm, Embedding)
 }
 """Layers that hold weights, and what stands for them when clients are folded."""
 
@@ -31,11 +32,13 @@ class Folded:
 
     def __init__(self, objective: Objective) -> None:
         self.layout, self.loss = objective.layout, per_example(objective.loss)
+        self.itemsize = next(objective.module.parameters()).element_size()
         self.frame = Frame()
+        self.frame.one_by_one = next(objective.module.parameters()).device.type == "cpu"
         self.module = nn.Sequential(deepcopy(objective.module)).train()  # so that every layer has a parent
         self.layers = swap(self.module, objective.layout, self.frame)
-        self.activations = 0
-        """Numbers per example that the layers hold; known after the first step."""
+        self.held = 0
+        """Numbers that a step holds for each example; known after the first step."""
 
     def __call__(self, here: Tensor, x: Tensor, y: Tensor, step: Step, each: PerSample | None, into: Into) -> Tensor:
         """See :class:`~fedveil.local.cohort.Gradients`."""
@@ -54,6 +57,7 @@ class Folded:
             losses = self.loss(self.module(x), y)
         losses.backward(self._shares(losses, step, mean=each is None))  # type: ignore[no-untyped-call]
         self._check_calls()
+        self.held = self.held or frame.held // len(x)
         for layer in self.layers.values():
             if layer not in frame.reached:
                 frame.skip(layer)
@@ -65,8 +69,8 @@ class Folded:
         return losses.view(clients, -1).sum(1)
 
     def footprint(self, method: Method, batch: int) -> int:
-        """Bytes of a client's weights, and of a copy of them where stages act."""
-        return self.layout.dim * 4 * (2 if len(method.on_step) else 1)
+        """Bytes of a client's weights (twice where stages act on gradients) and of what its examples leave behind."""
+        return (self.layout.dim * (2 if len(method.on_step) else 1) + self.held * batch) * self.itemsize
 
     def _bind(self, here: Tensor, into: Into) -> None:
         """Hand each layer its views of the rows."""

@@ -24,6 +24,8 @@ class Frame:
 
     def __init__(self) -> None:
         self.clients = 1
+        self.one_by_one = True
+        """Whether convolutions take clients in turn, as is fastest on a CPU."""
         self.into: dict[str, Views] = {}
         self.beta = self.alpha = 1.0
         self.blank: Tensor | None = None
@@ -33,10 +35,13 @@ class Frame:
         self.called: list[Layer] = []
         self.reached: set[Layer] = set()
         """Layers that the backward pass came to."""
+        self.held = 0
+        """Numbers that layers took in and gave out in this step."""
 
     def book(self, layer: Layer, a: Tensor, g: Tensor) -> None:
         """Take in what a layer's backward pass found."""
         self.reached.add(layer)
+        self.held += a.numel() + 2 * g.numel()
         if self.books is not None:
             self.books.append((layer, a, g))
         else:
@@ -83,7 +88,7 @@ class Layer(nn.Module):
         if x.dim() < 1 or not len(x) or len(x) % self.frame.clients:
             raise ValueError(f"{self.place}: {len(x)} rows do not divide among {self.frame.clients} clients")
         self.frame.called.append(self)
-        out: Tensor = _Call.apply(x, _token(x), self)
+        out: Tensor = _Call.apply(x, _token(x), self)  # type: ignore[no-untyped-call]
         return out
 
     def output(self, a: Tensor) -> Tensor:
@@ -119,7 +124,7 @@ class _Call(torch.autograd.Function):
         return layer.output(ctx.a)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, None, None]:
         back = ctx.layer.back(ctx.a, g) if ctx.needs_input_grad[0] else None
         ctx.layer.frame.book(ctx.layer, ctx.a, g)
         return back, None, None
