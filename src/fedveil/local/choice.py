@@ -18,6 +18,7 @@ from fedveil.local.batches import Batching
 from fedveil.local.cohort import Cohort, Gradients
 from fedveil.local.engine import Engine
 from fedveil.local.fold import Folded
+from fedveil.local.mapped import Mapped
 from fedveil.local.objective import Objective, Sgd
 from fedveil.local.sequential import Sequential
 
@@ -77,15 +78,17 @@ def choose(wanted: str, facts: Facts, method: Method) -> tuple[Engine, str]:
 
 def _order(facts: Facts) -> Iterator[Tier]:
     yield "fold"
+    yield "vmap"
 
 
 def _attempt(tier: Tier, facts: Facts, method: Method) -> Engine:
     if any(isinstance(stage, Remembering) for stage in method.on_step):
         raise Unfit("a stage of on_step learns from one client for the next")
     inspect(facts.objective)
-    inspect_layers(facts.objective)
-    gradients = prove(Folded, facts.objective, facts.federation, method)
-    return facts.cohort(gradients, tier)
+    if tier == "fold":
+        inspect_layers(facts.objective)
+    make = Folded if tier == "fold" else Mapped
+    return facts.cohort(prove(make, facts.objective, facts.federation, method), tier)
 
 
 def _convolutions(module: nn.Module) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedveil.local.layers import Layer, squared
+from fedveil.local.layers import Layer, Views, gram_is_smaller
 from fedveil.local.steps import Into
 
 Pair = tuple[int, int]
@@ -54,15 +54,20 @@ class Conv2d(Layer):
         wide = self._backward(self._wide(a), self._wide(g), weight.reshape(-1, *weight.shape[2:]), wanted, k)[0]
         return wide.view(size, k, *a.shape[1:]).transpose(0, 1).reshape(a.shape)
 
+    def singles(self, a: Tensor, g: Tensor) -> Views | None:
+        """The gradient of each example's kernel, unless Gram matrices over places are smaller."""
+        shape, rows = self.views["weight"].shape[1:], self._groups(g)
+        if gram_is_smaller(rows.shape[3] * rows.shape[1], shape.numel()):
+            return None
+        out = {"weight": torch.matmul(rows, self._patches(a).mT).view(len(a), *shape)}
+        return out | {"bias": g.flatten(2).sum(2)} if "bias" in self.views else out
+
     def squares(self, a: Tensor, g: Tensor) -> Tensor:
-        """The gradient of each kernel itself, or Gram matrices over positions where they are smaller."""
-        patches, rows = self._patches(a), self._groups(g)
-        bias = squared(g.flatten(2).sum(2)) if "bias" in self.views else 0.0
-        places, size = rows.shape[3], rows.shape[2] * patches.shape[2]
-        if places * places < size // 2:
-            p, r = patches.double(), rows.double()
-            return (torch.matmul(p.mT, p) * torch.matmul(r.mT, r)).sum((1, 2, 3)).clamp_min(0) + bias
-        return squared(torch.matmul(rows, patches.mT)) + bias
+        """Gram matrices over places, in float64."""
+        patches, rows = self._patches(a).double(), self._groups(g).double()
+        inner = torch.matmul(patches.mT, patches)
+        inner = inner + 1 if "bias" in self.views else inner
+        return (inner * torch.matmul(rows.mT, rows)).sum((1, 2, 3)).clamp_min(0)
 
     def add(self, a: Tensor, g: Tensor, into: dict[str, Into]) -> None:
         """The convolution's own backward pass, client after client or in groups."""

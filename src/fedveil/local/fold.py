@@ -11,7 +11,7 @@ from fedveil.core.flat import Layout
 from fedveil.core.method import Method
 from fedveil.core.stage import PerSample
 from fedveil.local.conv import Conv2d
-from fedveil.local.layers import Embedding, Frame, GroupNorm, Layer, LayerNorm, Linear, Views
+from fedveil.local.layers import Embedding, Frame, GroupNorm, Layer, LayerNorm, Linear, Views, squared
 from fedveil.local.losses import per_example
 from fedveil.local.objective import Objective
 from fedveil.local.schedule import Step
@@ -111,16 +111,21 @@ class Folded:
         """Norms, then factors, then sums: all from one backward pass."""
         frame, books = self.frame, self.frame.books
         assert books is not None
-        norms = torch.stack([layer.squares(a, g) for layer, a, g in books]).sum(0).sqrt_()
+        singles = [layer.singles(a, g) for layer, a, g in books]
+        squares = [
+            layer.squares(a, g) if own is None else torch.stack([squared(v) for v in own.values()]).sum(0)
+            for (layer, a, g), own in zip(books, singles, strict=True)
+        ]
+        norms = torch.stack(squares).sum(0).sqrt_()
         if real is None:
             factors, finite = each.factors(norms), torch.isfinite(norms)
         else:
-            own = norms.index_select(0, real)
-            factors = torch.zeros_like(norms).index_copy_(0, real, each.factors(own))
-            finite = torch.zeros_like(norms, dtype=torch.bool).index_copy_(0, real, torch.isfinite(own))
+            known = norms.index_select(0, real)
+            factors = torch.zeros_like(norms).index_copy_(0, real, each.factors(known))
+            finite = torch.zeros_like(norms, dtype=torch.bool).index_copy_(0, real, torch.isfinite(known))
         frame.blank = None if bool(finite.all()) else ~finite
-        for layer, a, g in books:
-            frame.write(layer, a, g, factors)
+        for (layer, a, g), taken in zip(books, singles, strict=True):
+            frame.write_scaled(layer, a, g, taken, factors.to(g.dtype))
         frame.books = None
 
     def _check_calls(self) -> None:

@@ -47,19 +47,33 @@ class Frame:
         else:
             self.write(layer, a, g)
 
-    def write(self, layer: Layer, a: Tensor, g: Tensor, weights: Tensor | None = None) -> None:
-        """Put the sum of the examples' gradients, each with its weight, into the rows."""
-        if weights is not None:
-            g = g * weights.to(g.dtype).view(-1, *[1] * (g.dim() - 1))
+    def write(self, layer: Layer, a: Tensor, g: Tensor) -> None:
+        """Put the sum of the examples' gradients into the rows."""
         if self.blank is not None:
             a = a.masked_fill(_over(self.blank, a), 0)
             g = g.masked_fill(_over(self.blank, g), 0)
-        layer.add(a, g, {n: Into(rows, self.beta, self.alpha) for n, rows in self.into[layer.place].items()})
+        layer.add(a, g, self.targets(layer))
+
+    def write_scaled(self, layer: Layer, a: Tensor, g: Tensor, singles: Views | None, factors: Tensor) -> None:
+        """Put the sum of the examples' gradients, each times its factor, into the rows."""
+        if singles is None:
+            self.write(layer, a, g * _over(factors, g))
+            return
+        for name, into in self.targets(layer).items():
+            values = (
+                singles[name] if self.blank is None else singles[name].masked_fill(_over(self.blank, singles[name]), 0)
+            )
+            each = values.reshape(self.clients, -1, into.rows[0].numel())
+            into.put(torch.bmm(factors.view(self.clients, 1, -1), each).view(into.rows.shape))
 
     def skip(self, layer: Layer) -> None:
         """A layer whose output the loss does not use: its gradient is zero."""
-        for rows in self.into[layer.place].values():
-            Into(rows, self.beta, self.alpha).put(torch.zeros((), dtype=rows.dtype, device=rows.device))
+        for into in self.targets(layer).values():
+            into.put(torch.zeros((), dtype=into.rows.dtype, device=into.rows.device))
+
+    def targets(self, layer: Layer) -> dict[str, Into]:
+        """Where this layer's gradients go."""
+        return {name: Into(rows, self.beta, self.alpha) for name, rows in self.into[layer.place].items()}
 
 
 def _over(examples: Tensor, values: Tensor) -> Tensor:
@@ -99,8 +113,12 @@ class Layer(nn.Module):
         """The gradient of the input."""
         raise NotImplementedError
 
+    def singles(self, a: Tensor, g: Tensor) -> Views | None:
+        """Gradients of single examples ``(examples, *shape)`` by name; None where :meth:`squares` is cheaper."""
+        return None
+
     def squares(self, a: Tensor, g: Tensor) -> Tensor:
-        """‖g_i‖² of each example in float64, over this layer's weights."""
+        """‖g_i‖² of each example in float64, over this layer's weights, without the gradients themselves."""
         raise NotImplementedError
 
     def add(self, a: Tensor, g: Tensor, into: dict[str, Into]) -> None:
@@ -136,6 +154,11 @@ def squared(x: Tensor) -> Tensor:
     return norms.square_()
 
 
+def gram_is_smaller(places: int, size: int) -> bool:
+    """Whether two float64 matrices of places by places are smaller than a gradient of this size."""
+    return 4 * places * places < size
+
+
 class Linear(Layer):
     """y = x Wᵀ + b, for inputs with any number of places between example and feature."""
 
@@ -154,18 +177,24 @@ class Linear(Layer):
         """G W."""
         return torch.bmm(self._rows(g), self.views["weight"]).view(a.shape)
 
-    def squares(self, a: Tensor, g: Tensor) -> Tensor:
-        """(‖a‖² + 1)·‖g‖² for one place per example; else the gradient itself, or Gram matrices if they are smaller."""
-        extra = 1.0 if "bias" in self.views else 0.0
+    def singles(self, a: Tensor, g: Tensor) -> Views | None:
+        """Only where an example has several places, too many for Gram matrices to be smaller."""
         if a.dim() == 2:
-            return (squared(a) + extra) * squared(g)
+            return None
         a, g = a.flatten(1, -2), g.flatten(1, -2)
-        places = a.shape[1]
-        bias = squared(g.sum(1)) if extra else 0.0
-        if places * places < a.shape[2] * g.shape[2] // 2:
-            a, g = a.double(), g.double()
-            return (torch.bmm(a, a.mT) * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min(0) + bias
-        return squared(torch.bmm(g.mT, a)) + bias
+        if gram_is_smaller(a.shape[1], a.shape[2] * g.shape[2]):
+            return None
+        out = {"weight": torch.bmm(g.mT, a)}
+        return out | {"bias": g.sum(1)} if "bias" in self.views else out
+
+    def squares(self, a: Tensor, g: Tensor) -> Tensor:
+        """(‖a‖² + 1)·‖g‖² for one place per example; Gram matrices over several places, in float64."""
+        biased = "bias" in self.views
+        if a.dim() == 2:
+            return (squared(a) + float(biased)) * squared(g)
+        a, g = a.flatten(1, -2).double(), g.flatten(1, -2).double()
+        inner = torch.bmm(a, a.mT)
+        return ((inner + 1 if biased else inner) * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min(0)
 
     def add(self, a: Tensor, g: Tensor, into: dict[str, Into]) -> None:
         """Gᵀ A and Σ g."""
@@ -184,23 +213,23 @@ class Affine(Layer):
     def output(self, a: Tensor) -> Tensor:
         """Each client's scale and shift."""
         x, shape = self.by_client(a), self.shape(a)
-        out = x * self.views["weight"].view(shape)
-        return (out + self.views["bias"].view(shape) if "bias" in self.views else out).view(a.shape)
+        weight = self.views["weight"].view(shape)
+        out = torch.addcmul(self.views["bias"].view(shape), x, weight) if "bias" in self.views else x * weight
+        return out.view(a.shape)
 
     def back(self, a: Tensor, g: Tensor) -> Tensor:
         """G·w."""
         return (self.by_client(g) * self.views["weight"].view(self.shape(a))).view(a.shape)
 
-    def squares(self, a: Tensor, g: Tensor) -> Tensor:
-        """The gradients are no longer than the weights: they are taken one by one."""
-        scale = squared(self.each(a * g))
-        return scale + squared(self.each(g)) if "bias" in self.views else scale
+    def singles(self, a: Tensor, g: Tensor) -> Views:
+        """Gradients are no longer than the channels: they are taken one by one."""
+        out = {"weight": self.each(a * g)}
+        return out | {"bias": self.each(g)} if "bias" in self.views else out
 
     def add(self, a: Tensor, g: Tensor, into: dict[str, Into]) -> None:
         """Σ a·g and Σ g."""
-        into["weight"].put(self.by_client(self.each(a * g)).sum(1))
-        if "bias" in into:
-            into["bias"].put(self.by_client(self.each(g)).sum(1))
+        for name, values in self.singles(a, g).items():
+            into[name].put(self.by_client(values).sum(1))
 
     def shape(self, a: Tensor) -> tuple[int, ...]:
         """A weight's shape beside ``(clients, examples, ...)``."""
