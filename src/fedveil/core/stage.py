@@ -76,6 +76,28 @@ class Context:
             batches=[self.batches[i]] if self.batches else (),
         )
 
+    def first(self, n: int) -> Context:
+        """The context of the first ``n`` rows."""
+        if n == len(self.clients):
+            return self
+        previous = self.previous
+        return replace(
+            self,
+            clients=self.clients[:n],
+            streams=self.streams[:n],
+            batches=self.batches[:n],
+            previous=previous if previous is None or previous.shape[0] == 1 else previous[:n],
+        )
+
+    def ordered(self, rows: Sequence[int]) -> Context:
+        """The context of these rows, in this order."""
+        return replace(
+            self,
+            clients=[self.clients[i] for i in rows],
+            streams=[self.streams[i] for i in rows],
+            batches=[self.batches[i] for i in rows] if self.batches else (),
+        )
+
     def heading(self, travel: Tensor | float) -> Context:
         """The same context for gradients: the previous move as the gradient that would have made it."""
         return self if self.previous is None else replace(self, previous=self.previous * (-1.0 / travel))

@@ -23,8 +23,8 @@ def key(seed: int, *path: str | int) -> int:
 
 
 def stream(seed: int, *path: str | int) -> np.random.Generator:
-    """The counter-based (Philox) generator of one place in the run."""
-    return np.random.Generator(np.random.Philox(key=key(seed, *path)))
+    """The generator of one place in the run: SFC64, which draws more than twice as fast as Philox, keyed by the place."""
+    return np.random.Generator(np.random.SFC64(key(seed, *path)))
 
 
 def torch_seed(seed: int, *path: str | int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from fedveil.core.errors import Refused
@@ -21,6 +22,14 @@ class Diverged(Refused):
             f"round {round}, {who}: {what} is not a finite number; lower lr (or server_lr), or check this "
             "client's data for broken values"
         )
+
+
+def check_finite(round: int, client: int | None, loss: Tensor, move: Tensor) -> None:
+    """Refuse a client whose training diverged."""
+    if not torch.isfinite(loss):
+        raise Diverged(round, client, "the training loss")
+    if not torch.isfinite(move.sum()):
+        raise Diverged(round, client, "the trained model")
 
 
 class Engine(Protocol):

@@ -24,9 +24,9 @@ from fedveil.core.parts import Moves, State
 from fedveil.core.round import BUFFERS, Shares
 from fedveil.core.walk import travel
 from fedveil.local.batches import Batching, Drawing
+from fedveil.local.choice import Facts, choose
 from fedveil.local.engine import Engine
 from fedveil.local.objective import Loss, Objective
-from fedveil.local.sequential import Sequential
 from fedveil.privacy.noise import Multiplier
 from fedveil.runtime.build import build
 from fedveil.runtime.model import OWN, Task, build_objective
@@ -148,8 +148,8 @@ def prepare(
     if settings.stop.accuracy is not None and not federation.classes:
         raise Refused("stop.accuracy: there is no accuracy where the target is a number; use stop.patience")
     _refuse_leaks(settings, recipe, federation, objective)
-    engine = Sequential(objective, federation, batching, settings.sgd, settings.seed)
-    reason = "the reference, the only tier so far" if settings.engine == "auto" else "as asked"
+    facts = Facts(objective, federation, batching, settings.sgd, settings.seed)
+    engine, reason = choose(settings.engine, facts, recipe)
     training = Training(config, settings, recipe, federation, objective, engine, reason, cohort, batching)
     if not calibrated:
         if settings.sigma_per_client:

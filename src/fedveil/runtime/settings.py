@@ -100,7 +100,7 @@ class Settings:
     dtype: Literal["float32", "float64"] = "float32"
     batch_norm: Literal["keep", "group_norm"] = "keep"
     sigma_per_client: bool | None = None
-    engine: Literal["auto", "sequential"] = "auto"
+    engine: Literal["auto", "fold", "vmap", "sequential"] = "auto"
     threads: int | None = None
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

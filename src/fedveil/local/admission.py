@@ -1,0 +1,190 @@
+"""May a model train many clients at once? Found out by looking at it, and proved by a step (DESIGN 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedveil.core.federation import Federation
+from fedveil.core.flat import bind_parameters
+from fedveil.core.method import Method
+from fedveil.core.signal import Signal
+from fedveil.local.cohort import Gradients
+from fedveil.local.examples import ExampleGradients
+from fedveil.local.fold import LAYERS
+from fedveil.local.objective import Objective
+from fedveil.local.schedule import Step
+from fedveil.local.steps import Into
+
+COUNTS = (3, 2)
+"""Examples of the two clients of the trial."""
+CLOSE = 1e-9
+"""How far a trial in float64 may be from the sequential engine, relative to the largest gradient."""
+
+
+class Unfit(Exception):
+    """Why a tier cannot train this model."""
+
+
+class _Softened:
+    """A smooth stand-in for a clip, so that every norm shows in the result."""
+
+    def factors(self, norms: Tensor) -> Tensor:
+        return 1 / (1 + norms)
+
+    def summed(self, total: Tensor) -> Signal:
+        return Signal(total)
+
+
+def inspect(objective: Objective) -> None:
+    """Refuse what no batched tier can train: state that a step leaves behind."""
+    buffer = next((name for name, _ in objective.module.named_buffers()), None)
+    if buffer is not None:
+        raise Unfit(f"the model keeps a buffer ({buffer})")
+    noisy = next(
+        (n for n, m in objective.module.named_modules() if getattr(m, "p", 0) and isinstance(m, _DropoutNd)), None
+    )
+    if noisy is not None:
+        raise Unfit(f"{noisy} draws numbers (Dropout), and each client's must be its own")
+    mixing = next((n for n, m in objective.module.named_modules() if isinstance(m, _BatchNorm)), None)
+    if mixing is not None:
+        raise Unfit(f"{mixing} is a BatchNorm, which mixes the examples of a batch")
+
+
+def inspect_layers(objective: Objective) -> None:
+    """Refuse a model whose trained parameters are not all held by layers that can be folded, each by one."""
+    seen: dict[int, str] = {}
+    for name, parameter in objective.module.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad and id(parameter) in seen:
+            raise Unfit(f"{name} and {seen[id(parameter)]} are the same weights")
+        seen[id(parameter)] = name
+    for name in objective.layout.names:
+        place = name.rpartition(".")[0]
+        layer = objective.module.get_submodule(place)
+        what = type(layer).__name__
+        if type(layer) not in LAYERS:
+            raise Unfit(f"parameter {name} belongs to {what}, which has no folded layer")
+        problem = LAYERS[type(layer)].problem(layer)
+        if problem is None and layer._forward_hooks | layer._forward_pre_hooks | layer._backward_hooks:
+            problem = "has hooks"
+        if problem is None and any(not p.requires_grad for p in layer.parameters()):
+            problem = "is frozen in part"
+        if problem is not None:
+            raise Unfit(f"{place or what} {problem}")
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notices a forward pass that reads values out of tensors."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in READS:
+            raise Unfit("forward looks at values of tensors")
+        return func(*args, **(kwargs or {}))
+
+
+READS = (
+    torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.nonzero.default,
+    torch.ops.aten.masked_select.default,
+    torch.ops.aten.equal.default,
+)
+"""What .item(), bool(), indexing by a mask and the like come down to."""
+
+
+def rehearse(objective: Objective, x: Tensor) -> None:
+    """Refuse a model whose forward pass draws numbers or decides by values: on other data it may do otherwise."""
+    before = torch.get_rng_state()
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
+        try:
+            with _Watch():  # type: ignore[no-untyped-call]
+                objective.module(x)
+        except Unfit:
+            raise
+        except Exception as problem:
+            raise Unfit(f"a trial pass failed ({first_line(problem)})") from problem
+        if not torch.equal(before, torch.get_rng_state()):
+            raise Unfit("forward draws numbers, and each client's must be its own")
+
+
+def first_line(problem: BaseException) -> str:
+    """What went wrong, in a line."""
+    return f"{type(problem).__name__}: {(str(problem).strip().splitlines() or [''])[0]}"
+
+
+def prove(
+    make: Callable[[Objective], Gradients], objective: Objective, federation: Federation, method: Method
+) -> Gradients:
+    """Gradients of many clients that equal those of the sequential engine on a trial step; or :class:`Unfit`.
+
+    The step is one of two clients with different weights and batches of different sizes, in float64, on examples of
+    the test set.
+    """
+    each = None if method.on_step.per_sample is None else _Softened()
+    double = Objective.of(deepcopy(objective.module).double().train(), objective.loss)
+    x, y = _examples(federation, double)
+    rehearse(double, x)
+    here = _weights(double)
+    expected = _reference(double, here, x, y, each)
+    width = max(COUNTS)
+    step = Step(np.arange(len(COUNTS) * width), np.array(COUNTS), width)
+    rows = torch.zeros_like(here)
+    try:
+        trial = make(double)
+        losses = trial(here, x, y, step, each, Into(rows))
+    except Unfit:
+        raise
+    except Exception as problem:
+        raise Unfit(f"a trial step failed ({first_line(problem)})") from problem
+    for found, right in zip((rows, losses), expected, strict=True):
+        if not bool(torch.isfinite(found).all()) or float((found - right).abs().max()) > CLOSE * (
+            1 + float(right.abs().max())
+        ):
+            raise Unfit(
+                "a trial step differs from the sequential engine's; does the model mix the examples of a batch?"
+            )
+    admitted = make(objective)
+    admitted.held = trial.held
+    return admitted
+
+
+def _examples(federation: Federation, objective: Objective) -> tuple[Tensor, Tensor]:
+    like = next(objective.module.parameters())
+    test = federation.test
+    if not len(test):
+        raise Unfit("there are no test examples to try it on")
+    index = torch.arange(len(COUNTS) * max(COUNTS)) % len(test)
+    index[max(COUNTS) + COUNTS[1] :] = index[max(COUNTS)]  # padding repeats a batch's first example
+    x, y = test.x[index].to(like.device), test.y[index].to(like.device)
+    return tuple(v.double() if v.is_floating_point() else v for v in (x, y))  # type: ignore[return-value]
+
+
+def _weights(objective: Objective) -> Tensor:
+    w = objective.initial()
+    noise = torch.randn(len(COUNTS), len(w), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return w + 0.05 * noise.to(w.device)
+
+
+def _reference(
+    objective: Objective, here: Tensor, x: Tensor, y: Tensor, each: _Softened | None
+) -> tuple[Tensor, Tensor]:
+    rows, losses = torch.zeros_like(here), here.new_zeros(len(here))
+    examples, width = ExampleGradients(objective), max(COUNTS)
+    for i, count in enumerate(COUNTS):
+        own = slice(i * width, i * width + count)
+        w, grad = here[i].clone(), torch.zeros_like(here[i])
+        bind_parameters(objective.module, objective.layout, w, grad)
+        if each is not None:
+            rows[i], losses[i] = examples.clipped_sum(w, x[own], y[own], each)
+            continue
+        loss = objective.loss(objective.module(x[own]), y[own])
+        loss.backward()  # type: ignore[no-untyped-call]
+        rows[i], losses[i] = grad, loss.detach() * count
+    return rows, losses

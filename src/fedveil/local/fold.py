@@ -1,0 +1,149 @@
+"""The fold tier: clients folded into the batch, each with weights of its own (DESIGN 3)."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from fedveil.core.flat import Layout
+from fedveil.core.method import Method
+from fedveil.core.stage import PerSample
+from fedveil.local.conv import Conv2d
+from fedveil.local.layers import Embedding, Frame, GroupNorm, Layer, LayerNorm, Linear, Views, squared
+from fedveil.local.losses import per_example
+from fedveil.local.objective import Objective
+from fedveil.local.schedule import Step
+from fedveil.local.steps import Into
+
+LAYERS: dict[type[nn.Module], type[Layer]] = {
+    layer.handles: layer for layer in (Linear, Conv2d, GroupNorm, LayerNorm, Embedding)
+}
+"""Layers that hold weights, and what stands for them when clients are folded."""
+
+
+class Folded:
+    """Gradients of a module whose layers were swapped for layers of many clients.
+
+    The rest of the module's code runs as it is, on a batch that holds the examples of all clients; it must treat
+    each example by itself, and call each layer once (``admission`` finds out).
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        self.layout, self.loss = objective.layout, per_example(objective.loss)
+        self.itemsize = next(objective.module.parameters()).element_size()
+        self.frame = Frame()
+        self.frame.one_by_one = next(objective.module.parameters()).device.type == "cpu"
+        self.module = nn.Sequential(deepcopy(objective.module)).train()  # so that every layer has a parent
+        self.layers = swap(self.module, objective.layout, self.frame)
+        self.held = 0
+        """Numbers that a step holds for each example; known after the first step."""
+
+    def __call__(self, here: Tensor, x: Tensor, y: Tensor, step: Step, each: PerSample | None, into: Into) -> Tensor:
+        """See :class:`~fedveil.local.cohort.Gradients`."""
+        frame, clients = self.frame, len(here)
+        if not step.width:
+            into.put(torch.zeros((), dtype=here.dtype, device=here.device))
+            return here.new_zeros(clients)
+        self._bind(here, into)
+        real = None if step.real is None else torch.from_numpy(step.real).to(here.device)
+        frame.books = None if each is None else []
+        frame.blank = None
+        if each is None and not step.counts.all():
+            empty = torch.from_numpy(step.counts == 0).to(here.device)
+            frame.blank = empty.repeat_interleave(step.width)
+        with torch.enable_grad():
+            losses = self.loss(self.module(x), y)
+        losses.backward(self._shares(losses, step, mean=each is None))  # type: ignore[no-untyped-call]
+        self._check_calls()
+        self.held = self.held or frame.held // len(x)
+        for layer in self.layers.values():
+            if layer not in frame.reached:
+                frame.skip(layer)
+        if each is not None:
+            self._settle(each, real)
+        losses = losses.detach()
+        if real is not None:
+            losses = torch.zeros_like(losses).index_copy_(0, real, losses.index_select(0, real))
+        return losses.view(clients, -1).sum(1)
+
+    def footprint(self, method: Method, batch: int) -> int:
+        """Bytes of a client's weights (twice where stages act on gradients) and of what its examples leave behind."""
+        return (self.layout.dim * (2 if len(method.on_step) else 1) + self.held * batch) * self.itemsize
+
+    def _bind(self, here: Tensor, into: Into) -> None:
+        """Hand each layer its views of the rows."""
+        frame = self.frame
+        frame.clients, frame.beta, frame.alpha, frame.called, frame.reached = (
+            len(here),
+            into.beta,
+            into.alpha,
+            [],
+            set(),
+        )
+        weights, targets = self._views(here), self._views(into.rows)
+        frame.into = targets
+        for place, layer in self.layers.items():
+            layer.views = weights[place]
+
+    def _views(self, rows: Tensor) -> dict[str, Views]:
+        out: dict[str, Views] = {place: {} for place in self.layers}
+        parts = torch.split(rows, list(self.layout.sizes), dim=1)
+        for name, shape, part in zip(self.layout.names, self.layout.shapes, parts, strict=True):
+            place, _, own = name.rpartition(".")
+            out[place][own] = part.view(len(rows), *shape)
+        return out
+
+    def _shares(self, losses: Tensor, step: Step, *, mean: bool) -> Tensor:
+        """How much each example's loss counts in the backward pass."""
+        if not mean and step.real is None:
+            return torch.ones_like(losses)
+        counts = torch.from_numpy(step.counts).to(losses)
+        share = 1 / counts.clamp_min(1) if mean else torch.ones_like(counts)
+        if step.real is None:
+            return share.repeat_interleave(step.width)
+        columns = torch.arange(step.width, device=losses.device)
+        return torch.where(columns < counts[:, None], share[:, None], 0.0).reshape(-1)
+
+    @torch.no_grad()
+    def _settle(self, each: PerSample, real: Tensor | None) -> None:
+        """Norms, then factors, then sums: all from one backward pass."""
+        frame, books = self.frame, self.frame.books
+        assert books is not None
+        singles = [layer.singles(a, g) for layer, a, g in books]
+        squares = [
+            layer.squares(a, g) if own is None else torch.stack([squared(v) for v in own.values()]).sum(0)
+            for (layer, a, g), own in zip(books, singles, strict=True)
+        ]
+        norms = torch.stack(squares).sum(0).sqrt_()
+        if real is None:
+            factors, finite = each.factors(norms), torch.isfinite(norms)
+        else:
+            known = norms.index_select(0, real)
+            factors = torch.zeros_like(norms).index_copy_(0, real, each.factors(known))
+            finite = torch.zeros_like(norms, dtype=torch.bool).index_copy_(0, real, torch.isfinite(known))
+        frame.blank = None if bool(finite.all()) else ~finite
+        for (layer, a, g), taken in zip(books, singles, strict=True):
+            frame.write_scaled(layer, a, g, taken, factors.to(g.dtype))
+        frame.books = None
+
+    def _check_calls(self) -> None:
+        if len(self.frame.called) != len(self.layers) or len(set(self.frame.called)) != len(self.layers):
+            names = [layer.place for layer in self.frame.called]
+            odd = next((p for p in self.layers if names.count(p) != 1), "")
+            raise ValueError(f"layer {odd!r} was called {names.count(odd)} times in a step; set engine=sequential")
+
+
+def swap(module: nn.Module, layout: Layout, frame: Frame) -> dict[str, Layer]:
+    """Put layers of many clients in place of those that own the layout's parameters; they, by place.
+
+    ``module`` is a container of the model, so that the model itself may be a layer.
+    """
+    layers: dict[str, Layer] = {}
+    for place in dict.fromkeys(name.rpartition(".")[0] for name in layout.names):
+        parent, _, own = f"0.{place}".rstrip(".").rpartition(".")
+        original = module.get_submodule(f"0.{place}".rstrip("."))
+        layers[place] = LAYERS[type(original)](original, place, frame)
+        setattr(module.get_submodule(parent), own, layers[place])
+    return layers

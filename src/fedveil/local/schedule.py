@@ -1,0 +1,92 @@
+"""The steps of several clients side by side, and the examples they look at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedveil.core.federation import Federation
+from fedveil.local.batches import Indices
+
+POOL = 2**30
+"""Training examples of up to this many bytes are kept on the device between rounds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One step of the first ``len(counts)`` clients; each batch is padded to the largest with its own first example.
+
+    ``rows`` (clients · width) are positions of examples, ``counts`` says how many of each batch are real.
+    """
+
+    rows: Indices
+    counts: Indices
+    width: int
+
+    @cached_property
+    def real(self) -> Indices | None:
+        """Positions of real examples among ``rows``; None when all are."""
+        if (self.counts == self.width).all():
+            return None
+        found: Indices = np.nonzero((np.arange(self.width) < self.counts[:, None]).reshape(-1))[0]
+        return found
+
+
+def in_order(walks: Sequence[tuple[Indices, Indices]]) -> list[int]:
+    """Clients by number of steps, longest first; equal ones stay as they are."""
+    return sorted(range(len(walks)), key=lambda i: -len(walks[i][1]))
+
+
+def side_by_side(walks: Sequence[tuple[Indices, Indices]], starts: Sequence[int]) -> Iterator[Step]:
+    """The steps of clients who are in order, each with its visits, its ends, and where its examples start."""
+    # One more visit at each end, so that an empty batch has an example to be padded with.
+    visits = np.concatenate([np.append(order, 0) + start for (order, _), start in zip(walks, starts, strict=True)])
+    offsets = np.cumsum([0] + [len(order) + 1 for order, _ in walks[:-1]])
+    lengths = np.array([len(ends) for _, ends in walks])
+    longest = int(lengths.max())
+    table = np.zeros((len(walks), longest + 1), dtype=np.int64)
+    for i, (_, ends) in enumerate(walks):
+        table[i, 1 : len(ends) + 1] = ends
+    for t in range(longest):
+        n = int(np.count_nonzero(lengths > t))
+        begins, counts = table[:n, t], table[:n, t + 1] - table[:n, t]
+        width = int(counts.max())
+        columns = np.arange(width)
+        within = np.where(columns < counts[:, None], columns, 0)
+        yield Step(visits[((offsets[:n] + begins)[:, None] + within).reshape(-1)], counts, width)
+
+
+class Pool:
+    """Examples on the device, in the number format of the model, and where those of each client start."""
+
+    def __init__(self, federation: Federation, like: Tensor) -> None:
+        self.federation, self.like = federation, like
+        self._kept: tuple[Tensor, Tensor] | None = None
+        self._starts: np.ndarray[Any, Any] = np.concatenate([[0], np.cumsum(federation.sizes)])
+
+    def of(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
+        """Inputs and targets that hold the examples of these clients, and where each client's start."""
+        if self._kept is None and self._small:
+            self._kept = self._gather(range(self.federation.population))
+        if self._kept is not None:
+            return *self._kept, [int(self._starts[k]) for k in clients]
+        starts = np.cumsum([0] + [int(self.federation.sizes[k]) for k in clients[:-1]])
+        return *self._gather(clients), starts.tolist()
+
+    @property
+    def _small(self) -> bool:
+        one = self.federation.train(0).x
+        return int(self._starts[-1]) * one[0].numel() * self.like.element_size() <= POOL
+
+    def _gather(self, clients: Sequence[int]) -> tuple[Tensor, Tensor]:
+        parts = [self.federation.train(k) for k in clients]
+        return tuple(self._placed(torch.cat(values)) for values in ([p.x for p in parts], [p.y for p in parts]))  # type: ignore[return-value]
+
+    def _placed(self, values: Tensor) -> Tensor:
+        return values.to(self.like.device, self.like.dtype if values.is_floating_point() else None)
