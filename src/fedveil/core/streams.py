@@ -23,7 +23,7 @@ def key(seed: int, *path: str | int) -> int:
 
 
 def stream(seed: int, *path: str | int) -> np.random.Generator:
-    """The generator of one place in the run: SFC64, which draws more than twice as fast as Philox, keyed by the place."""
+    """The generator of one place in the run: SFC64 (more than twice as fast as Philox), keyed by the place."""
     return np.random.Generator(np.random.SFC64(key(seed, *path)))
 
 
