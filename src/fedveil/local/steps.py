@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor
 
 from fedveil.core.parts import Moves
+from fedveil.core.scale import Scale
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Chain, Context
 from fedveil.core.walk import energy, travel
@@ -55,16 +57,27 @@ class Walk:
             g = self.velocity[:n].mul_(self.sgd.momentum).add_(g)
         here.add_(g, alpha=-self.sgd.lr)
 
+    @property
+    def factor(self) -> float | None:
+        """What the stages multiply every gradient by; None where they do anything else."""
+        scales = [stage.factor if isinstance(stage, Scale) else None for stage in self.on_step.whole]
+        return None if None in scales else prod(f for f in scales if f is not None)
+
     def into(self, n: int) -> Into:
-        """Where plain gradients may go directly when no stage acts on them; :meth:`arrived` finishes the step."""
+        """Where gradients may go directly if all there is to them is a factor; :meth:`arrived` finishes the step."""
+        factor = self.factor
+        assert factor is not None
         if self.velocity is not None:
-            return Into(self.velocity[:n], self.sgd.momentum)
-        return Into(self.here[:n], 1.0 - self.sgd.lr * self.sgd.weight_decay, -self.sgd.lr)
+            return Into(self.velocity[:n], self.sgd.momentum, factor)
+        return Into(self.here[:n], 1.0 - self.sgd.lr * self.sgd.weight_decay, -self.sgd.lr * factor)
 
     @torch.no_grad()
     def arrived(self, n: int) -> None:
         """The rest of a step whose gradients went ``into`` the rows."""
-        here = self.here[:n]
+        here, each = self.here[:n], self.on_step.per_sample
+        if len(self.on_step) and n not in self._last:
+            alike = torch.zeros_like(here[:, :1])  # facts do not depend on values
+            self._last[n] = self.on_step(Signal(alike) if each is None else each.summed(alike), self.ctx.first(n))
         if self.velocity is not None:
             velocity = self.velocity[:n]
             if self.drift is not None:
