@@ -37,6 +37,10 @@ class Walk:
 
     def __init__(self, sgd: Sgd, on_step: Chain, here: Tensor, drift: Tensor | None, ctx: Context) -> None:
         self.sgd, self.on_step, self.here, self.drift = sgd, on_step, here, drift
+        # Factors that come last are multiplied in place: fresh memory of this size costs more than the product.
+        stages = on_step.stages
+        kept = next((i for i in range(len(stages), 0, -1) if not isinstance(stages[i - 1], Scale)), 0)
+        self._first, self._factors = Chain(stages[:kept]), stages[kept:]
         self.ctx = ctx.at("on_step")
         self.velocity = torch.zeros_like(here) if sgd.momentum else None
         self._last: dict[int, Signal] = {}
@@ -45,10 +49,14 @@ class Walk:
     def step(self, gradient: Signal) -> None:
         """One step of the first rows along their gradients; the gradients may be overwritten."""
         n = gradient.rows
-        if len(self.on_step):
-            gradient = self.on_step(gradient, self.ctx.first(n))
-        self._last[n] = gradient
+        gradient = self._first(gradient, self.ctx.first(n))
         g, here = gradient.value, self.here[:n]
+        gradient = replace(gradient, value=g[:, :1])
+        for stage in self._factors:
+            assert isinstance(stage, Scale)
+            gradient = gradient * stage.factor
+            g = g.mul_(stage.factor)
+        self._last[n] = gradient
         if self.drift is not None:
             g = g.add_(self.drift[:n])
         if self.sgd.weight_decay:
