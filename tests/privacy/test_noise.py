@@ -7,13 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from scipy.stats import kstest
 
 from fedveil.core.errors import Refused
 from fedveil.core.signal import Signal
 from fedveil.core.stage import chain
 from fedveil.privacy.clip import clip, row_norms
 from fedveil.privacy.events import event_of
-from fedveil.privacy.noise import FINE, discrete_gaussian, gaussian, laplace, power_of_two, skellam
+from fedveil.privacy.noise import BLOCK, FINE, LONG, discrete_gaussian, gaussian, laplace, power_of_two, skellam
 
 STAGES = [gaussian, laplace, discrete_gaussian, skellam]
 each = pytest.mark.parametrize("make", STAGES, ids=lambda m: m.__name__)
@@ -58,6 +59,20 @@ def test_a_row_draws_from_its_own_stream_only(make, at):
     for row in range(3):
         alone = make(1.0)(Signal(value[row : row + 1], bound=1.0, unit="client"), at(3).row(row))
         assert torch.equal(alone.value[0], together.value[row])
+
+
+@pytest.mark.parametrize("dim", [LONG - 1, LONG, LONG + 1, BLOCK + 3])
+def test_long_rows_are_normal_and_their_own(dim, at):
+    """Long rows are drawn another way: the same law, and still from one's own stream only."""
+    value = torch.zeros(3, dim, dtype=torch.float64)
+    together = gaussian(1.0)(Signal(value, bound=2.0, unit="client"), at(3)).value
+    alone = gaussian(1.0)(Signal(value[1:2], bound=2.0, unit="client"), at(3).row(1)).value
+    assert torch.equal(alone[0], together[1])
+    for row in together.numpy():
+        assert kstest(row, "norm", (0, 2.0)).pvalue > 1e-3
+        halves = row[: dim // 2], row[dim // 2 : 2 * (dim // 2)]
+        for power in (1, 2):  # a pair shares its radius: no trace of it may be left
+            assert abs(np.corrcoef(halves[0] ** power, halves[1] ** power)[0, 1]) < 4 / math.sqrt(dim // 2)
 
 
 @each

@@ -113,7 +113,7 @@ class Cohort:
         """Take all steps of a chunk; the mean loss of each client."""
         x, y, starts = self.pool.of(clients)
         each, here = method.on_step.per_sample, walk.here
-        straight = not len(method.on_step)
+        straight = walk.factor is not None
         grad = here if straight else torch.empty_like(here)
         total = here.new_zeros(len(clients))
         for step in side_by_side(walks, starts):

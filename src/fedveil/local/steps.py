@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
 from torch import Tensor
 
 from fedveil.core.parts import Moves
+from fedveil.core.scale import Scale
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Chain, Context
 from fedveil.core.walk import energy, travel
@@ -35,6 +37,10 @@ class Walk:
 
     def __init__(self, sgd: Sgd, on_step: Chain, here: Tensor, drift: Tensor | None, ctx: Context) -> None:
         self.sgd, self.on_step, self.here, self.drift = sgd, on_step, here, drift
+        # Factors that come last are multiplied in place: fresh memory of this size costs more than the product.
+        stages = on_step.stages
+        kept = next((i for i in range(len(stages), 0, -1) if not isinstance(stages[i - 1], Scale)), 0)
+        self._first, self._factors = Chain(stages[:kept]), stages[kept:]
         self.ctx = ctx.at("on_step")
         self.velocity = torch.zeros_like(here) if sgd.momentum else None
         self._last: dict[int, Signal] = {}
@@ -43,10 +49,14 @@ class Walk:
     def step(self, gradient: Signal) -> None:
         """One step of the first rows along their gradients; the gradients may be overwritten."""
         n = gradient.rows
-        if len(self.on_step):
-            gradient = self.on_step(gradient, self.ctx.first(n))
-        self._last[n] = gradient
+        gradient = self._first(gradient, self.ctx.first(n))
         g, here = gradient.value, self.here[:n]
+        gradient = replace(gradient, value=g[:, :1])
+        for stage in self._factors:
+            assert isinstance(stage, Scale)
+            gradient = gradient * stage.factor
+            g = g.mul_(stage.factor)
+        self._last[n] = gradient
         if self.drift is not None:
             g = g.add_(self.drift[:n])
         if self.sgd.weight_decay:
@@ -55,16 +65,27 @@ class Walk:
             g = self.velocity[:n].mul_(self.sgd.momentum).add_(g)
         here.add_(g, alpha=-self.sgd.lr)
 
+    @property
+    def factor(self) -> float | None:
+        """What the stages multiply every gradient by; None where they do anything else."""
+        scales = [stage.factor if isinstance(stage, Scale) else None for stage in self.on_step.whole]
+        return None if None in scales else prod(f for f in scales if f is not None)
+
     def into(self, n: int) -> Into:
-        """Where plain gradients may go directly when no stage acts on them; :meth:`arrived` finishes the step."""
+        """Where gradients may go directly if all there is to them is a factor; :meth:`arrived` finishes the step."""
+        factor = self.factor
+        assert factor is not None
         if self.velocity is not None:
-            return Into(self.velocity[:n], self.sgd.momentum)
-        return Into(self.here[:n], 1.0 - self.sgd.lr * self.sgd.weight_decay, -self.sgd.lr)
+            return Into(self.velocity[:n], self.sgd.momentum, factor)
+        return Into(self.here[:n], 1.0 - self.sgd.lr * self.sgd.weight_decay, -self.sgd.lr * factor)
 
     @torch.no_grad()
     def arrived(self, n: int) -> None:
         """The rest of a step whose gradients went ``into`` the rows."""
-        here = self.here[:n]
+        here, each = self.here[:n], self.on_step.per_sample
+        if len(self.on_step) and n not in self._last:
+            alike = torch.zeros_like(here[:, :1])  # facts do not depend on values
+            self._last[n] = self.on_step(Signal(alike) if each is None else each.summed(alike), self.ctx.first(n))
         if self.velocity is not None:
             velocity = self.velocity[:n]
             if self.drift is not None:
