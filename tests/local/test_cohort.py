@@ -144,8 +144,9 @@ def test_who_diverged_is_named(engine):
 def test_a_broken_neighbour_touches_nobody():
     """A padded or empty batch of one client never carries another client's numbers."""
     data = broken(9)
-    texts = [*METHODS["dp_fedavg_central"], "batch=2", "steps=6", "sampling=poisson", "model=mlp"]
-    for engine in ("fold", "vmap"):
+    walk = ["batch=2", "steps=6", "sampling=poisson", "model=mlp"]
+    methods = ("dp_fedavg_central", "dp_fedavg_local-last_noise")
+    for engine, texts in [(e, [*METHODS[m], *walk]) for e in ("fold", "vmap") for m in methods]:
         found, expected = (train(data, *texts, engine=e, rounds=1) for e in (engine, "sequential"))
         a, b = found.moves[0].delta.value, expected.moves[0].delta.value
         assert torch.equal(torch.isfinite(a), torch.isfinite(b))

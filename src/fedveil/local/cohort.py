@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -135,8 +135,3 @@ class Cohort:
             return
         for client, loss, delta in zip(ctx.clients, losses, deltas, strict=True):
             check_finite(ctx.round, client, loss, delta)
-
-
-def with_chunk(engine: Cohort, chunk: int | None) -> Cohort:
-    """The same engine with chunks of this many clients."""
-    return replace(engine, chunk=chunk)

@@ -117,12 +117,11 @@ class Folded:
             for (layer, a, g), own in zip(books, singles, strict=True)
         ]
         norms = torch.stack(squares).sum(0).sqrt_()
-        if real is None:
-            factors, finite = each.factors(norms), torch.isfinite(norms)
-        else:
-            known = norms.index_select(0, real)
-            factors = torch.zeros_like(norms).index_copy_(0, real, each.factors(known))
-            finite = torch.zeros_like(norms, dtype=torch.bool).index_copy_(0, real, torch.isfinite(known))
+        known = norms if real is None else norms.index_select(0, real)
+        factors = each.factors(known)
+        if real is not None:
+            factors = torch.zeros_like(norms).index_copy_(0, real, factors)
+        finite = torch.isfinite(norms)  # of padding as well: nothing times NaN is NaN
         frame.blank = None if bool(finite.all()) else ~finite
         for (layer, a, g), taken in zip(books, singles, strict=True):
             frame.write_scaled(layer, a, g, taken, factors.to(g.dtype))
