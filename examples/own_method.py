@@ -48,7 +48,7 @@ class FedAdam(FedAvg):
     def start(self, w: Tensor) -> State:
         return {"w": w, "m": torch.zeros_like(w), "v": torch.zeros_like(w)}
 
-    def absorb(self, server: State, mean: Mapping[str, Signal], share: float) -> State:
+    def absorb(self, server: State, mean: Mapping[str, Signal], share: float, travel: float) -> State:
         delta = mean["move"].value[0]
         m = self.beta1 * server["m"] + (1 - self.beta1) * delta
         v = self.beta2 * server["v"] + (1 - self.beta2) * delta.square()
