@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Unpack
+
 from fedveil.aggregate.mean import Mean
 from fedveil.core.method import Method
 from fedveil.core.parts import Aggregator, Transport
 from fedveil.local.rules import FedAvg
-from fedveil.methods.noisy import PLAIN, Calibration, slots, variant
-from fedveil.privacy.noise import Multiplier
+from fedveil.methods.noisy import PLAIN, LocalNoise, slots, variant
 from fedveil.transport.plain import Plain
 
 
 def dp_fedavg_local(
     *,
-    clip_norm: float,
-    sigma: Multiplier,
-    batch: int,
-    travel: float,
-    steps: int | None = None,
     algorithm_variant: str | int = "step_noise",
-    calibration: Calibration = "proved",
-    move_norm: float | None = None,
     server_lr: float = 1.0,
     server_momentum: float = 0.0,
     transport: Transport = Plain(),
     aggregate: Aggregator = Mean(),
+    **noise: Unpack[LocalNoise],
 ) -> Method:
     """FedAvg whose clients clip every example and add their own noise, so that the server is not trusted."""
     chosen = variant(algorithm_variant, PLAIN)
@@ -33,15 +28,5 @@ def dp_fedavg_local(
         local=FedAvg(server_lr, server_momentum),
         transport=transport,
         aggregate=aggregate,
-        **slots(
-            chosen,
-            clip_norm=clip_norm,
-            sigma=sigma,
-            batch=batch,
-            travel=travel,
-            steps=steps,
-            calibration=calibration,
-            move_norm=move_norm,
-            jse=None,
-        ),
+        **slots(chosen, None, **noise),
     )

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from fedveil.aggregate.mean import Mean
 from fedveil.core.method import Method
 from fedveil.core.parts import Aggregator, Transport
 from fedveil.local.rules import Scaffold
-from fedveil.methods.noisy import STEIN, Calibration, control, shrinkage, slots, variant
-from fedveil.privacy.noise import Multiplier
+from fedveil.methods.noisy import STEIN, LocalNoise, control, shrinkage, slots, variant
 from fedveil.privacy.shrink import Shrink
 from fedveil.transport.plain import Plain
 
 
 def dp_scaffold_stein(
     *,
-    clip_norm: float,
-    sigma: Multiplier,
-    batch: int,
-    travel: float,
-    steps: int | None = None,
     algorithm_variant: str | int = "last_noise_server_jse",
-    calibration: Calibration = "proved",
-    move_norm: float | None = None,
     jse_enabled: bool = True,
     shrink: Shrink | dict[str, Any] = {},  # noqa: B006  (read only)
     control_update: Literal["noisy", "clean"] = "noisy",
@@ -32,6 +24,7 @@ def dp_scaffold_stein(
     server_momentum: float = 0.0,
     transport: Transport = Plain(),
     aggregate: Aggregator = Mean(),
+    **noise: Unpack[LocalNoise],
 ) -> Method:
     """DP-SCAFFOLD, with shrinkage of every noisy gradient, of each upload, or of their mean."""
     chosen = variant(algorithm_variant, STEIN)
@@ -41,15 +34,5 @@ def dp_scaffold_stein(
         transport=transport,
         aggregate=aggregate,
         allow_leak=allow_leak,
-        **slots(
-            chosen,
-            clip_norm=clip_norm,
-            sigma=sigma,
-            batch=batch,
-            travel=travel,
-            steps=steps,
-            calibration=calibration,
-            move_norm=move_norm,
-            jse=shrinkage(jse_enabled, shrink),
-        ),
+        **slots(chosen, shrinkage(jse_enabled, shrink), **noise),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, Required, TypedDict, Unpack
 
 from fedveil.core.arguments import known
 from fedveil.core.errors import Refused, one_of, positive
@@ -11,13 +11,29 @@ from fedveil.core.scale import scale
 from fedveil.core.stage import Chain, chain
 from fedveil.local.rules import Control
 from fedveil.privacy.clip import clip, clip_each
-from fedveil.privacy.noise import Multiplier, PerClient, gaussian
+from fedveil.privacy.noise import Gaussian, Multiplier, PerClient, gaussian
 from fedveil.privacy.shrink import Shrink
 
 PLAIN = ("last_noise", "step_noise")
 STEIN = ("last_noise_server_jse", "step_noise_step_jse", "step_noise_final_jse")
 
 Calibration = Literal["proved", "source"]
+
+
+class LocalNoise(TypedDict):
+    """The settings that all methods with noise at the clients share.
+
+    ``travel`` is K·η of the client that moves farthest, ``steps`` is K where all clients have the same; both, and
+    ``batch``, are those of the run.
+    """
+
+    clip_norm: Required[float]
+    sigma: Required[Multiplier]
+    batch: Required[int]
+    travel: Required[float]
+    steps: NotRequired[int | None]
+    calibration: NotRequired[Calibration]
+    move_norm: NotRequired[float | None]
 
 
 class Slots(TypedDict, total=False):
@@ -43,47 +59,42 @@ def variant(given: str | int, allowed: tuple[str, ...]) -> str:
     return name
 
 
-def slots(
-    name: str,
-    *,
-    clip_norm: float,
-    sigma: Multiplier,
-    batch: int,
-    travel: float,
-    steps: int | None,
-    calibration: Calibration,
-    move_norm: float | None,
-    jse: Shrink | None,
-) -> Slots:
+def slots(name: str, jse: Shrink | None, **noise: Unpack[LocalNoise]) -> Slots:
     """The slots of a variant: per-sample clip → noise → shrink in every step, or clip → noise on the whole move.
 
-    ``travel`` is K·η of the client that moves farthest, ``steps`` is K where all clients have the same. With one step
-    and ``calibration: source`` the noise on the move *is* noise on its only step: it is put there, where it is proved.
+    With one step and ``calibration: source`` the noise on the move *is* noise on its only step: it is put there,
+    where it is proved.
     """
-    positive(clip_norm=clip_norm, travel=travel)
+    clip_norm, sigma, steps = noise["clip_norm"], noise["sigma"], noise.get("steps")
+    source = noise.get("calibration", "proved") == "source"
+    positive(clip_norm=clip_norm, travel=noise["travel"])
     if not isinstance(sigma, PerClient):
         positive(sigma=sigma)
-    each, mean = clip_each(clip_norm), scale(1 / batch)
+    each, mean = clip_each(clip_norm), scale(1 / noise["batch"])
     after = chain() if jse is None else chain(jse)
-    if name.startswith("step_noise") or (calibration == "source" and steps == 1):
+    if name.startswith("step_noise") or (source and steps == 1):
         noisy = chain(each, gaussian(sigma), mean)
         if name == "step_noise_step_jse":
             return Slots(on_step=chain(noisy, after))
         if name == "last_noise_server_jse":
             return Slots(on_step=noisy, on_mean=after)
         return Slots(on_step=noisy, on_upload=after)
-    bound = travel * clip_norm if move_norm is None else move_norm
+    given = noise.get("move_norm")
+    bound = noise["travel"] * clip_norm if given is None else given
     positive(move_norm=bound)
-    if calibration == "proved":
-        last = gaussian(sigma)
-    elif steps is None:
-        raise Refused("calibration: source needs the same number of steps for every client; set steps")
-    elif isinstance(sigma, PerClient):
-        raise Refused("calibration: source has one sigma for all clients; set sigma, or sigma_per_client=false")
-    else:
-        # s = C·K·η·σ/b, the deviation that the source proves for records; the ledger keeps what it really protects
-        last = gaussian(clip_norm * travel * sigma / (batch * bound), claimed=sigma)
+    last = gaussian(sigma) if not source else _source(bound, **noise)
     return Slots(on_step=chain(each, mean), on_delta=chain(clip(bound), last), on_mean=after)
+
+
+def _source(bound: float, **noise: Unpack[LocalNoise]) -> Gaussian:
+    """The deviation s = C·K·η·σ/b of the source; the ledger keeps what it really protects, and the claim beside it."""
+    sigma = noise["sigma"]
+    if noise.get("steps") is None:
+        raise Refused("calibration: source needs the same number of steps for every client; set steps")
+    if isinstance(sigma, PerClient):
+        raise Refused("calibration: source has one sigma for all clients; set sigma, or sigma_per_client=false")
+    std = noise["clip_norm"] * noise["travel"] * sigma / noise["batch"]
+    return gaussian(std / bound, claimed=sigma)
 
 
 def shrinkage(enabled: bool, given: Shrink | Mapping[str, Any]) -> Shrink | None:

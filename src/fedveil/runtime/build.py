@@ -52,12 +52,13 @@ def build(node: Mapping[str, Any], group: str, **given: Any) -> Any:
 
 def call(builder: Callable[..., Any], group: str, own: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
     """Call with ``own`` settings, all of which must fit, and with whatever of ``given`` the signature names."""
-    parameters = inspect.signature(builder).parameters
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    parameters = dict(inspect.signature(builder).parameters)
     try:
         hints = typing.get_type_hints(builder if inspect.isfunction(builder) else builder.__init__)
     except (NameError, TypeError, AttributeError):
         hints = {}
+    _unpack(parameters, hints)
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     arguments = {}
     for name, value in own.items():
         setting = f"{group}.{name}" if group else name
@@ -82,3 +83,17 @@ def call(builder: Callable[..., Any], group: str, own: Mapping[str, Any], given:
         raise Refused(
             f"{group}: {name} failed ({type(problem).__name__}: {problem}); mend it or its settings"
         ) from problem
+
+
+def _unpack(parameters: dict[str, inspect.Parameter], hints: dict[str, Any]) -> None:
+    """Put the keys of a ``**settings: Unpack[SomeTypedDict]`` in its place, as settings like the others."""
+    for name, parameter in list(parameters.items()):
+        hint = hints.get(name)
+        if parameter.kind is not parameter.VAR_KEYWORD or typing.get_origin(hint) is not typing.Unpack:
+            continue
+        (bundle,) = typing.get_args(hint)
+        del parameters[name], hints[name]
+        for key, kind in typing.get_type_hints(bundle).items():
+            default = parameter.empty if key in bundle.__required_keys__ else None
+            parameters[key] = inspect.Parameter(key, parameter.KEYWORD_ONLY, default=default)
+            hints[key] = kind
