@@ -14,7 +14,7 @@ from pathlib import Path
 
 from experiments.dp_methods import opacus_peer
 from experiments.dp_methods.cell import Cache
-from experiments.dp_methods.grid import ENTRIES, FULL, QUICK
+from experiments.dp_methods.grid import ENTRIES, FORMS, FULL, QUICK
 from experiments.dp_methods.study import study
 
 
@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--jobs: at least one process")
     schedule = QUICK if args.quick else FULL
     page = args.page or (args.out / "quick" if args.quick else Path("docs/results"))
-    shown = [e for e in ENTRIES if e.kind != "peer" or opacus_peer.available()]
+    shown = [e for e in (*ENTRIES, *FORMS) if e.kind != "peer" or opacus_peer.available()]
     chosen = [e for e in shown if args.only is None or fnmatch(e.label, args.only)]
     if not chosen:
         parser.error(f"--only: no row is called {args.only}; there are {', '.join(e.label for e in shown)}")

@@ -20,7 +20,7 @@ def accuracy(results: Results) -> str:
     """Accuracy against epsilon: rows that protect records from the server, the ceilings, and the peer."""
     s = results.schedule
     series = []
-    for entry in results.entries:
+    for entry in results.rows:
         if entry.kind == "central":
             continue
         panels = []

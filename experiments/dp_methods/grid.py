@@ -51,6 +51,8 @@ class Schedule:
     lrs: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
     extensions: int = 3
     """How often the grid may grow by a factor of 2 while the best learning rate lies at its edge."""
+    form_epsilons: tuple[float, ...] = (2.0, 8.0)
+    """Budgets at which the forms of shrinkage are compared, on the tuning partition alone."""
 
 
 FULL = Schedule()
@@ -72,11 +74,14 @@ class Entry:
     method: str
     variant: str | None = None
     kind: Kind = "record"
+    form: tuple[str, str] | None = None
+    """Scope and target of the shrinkage, where they are not the default ones."""
 
     @property
     def label(self) -> str:
         """The row's name."""
-        return self.method if self.variant is None else f"{self.method}/{self.variant}"
+        name = self.method if self.variant is None else f"{self.method}/{self.variant}"
+        return name if self.form is None else f"{name}, {self.form[0]}, {self.form[1]}"
 
     @property
     def promise(self) -> tuple[str, str]:
@@ -100,6 +105,15 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("scaffold", None, "ceiling"),
     OPACUS,
 )
+DEFAULT_FORM = ("layer", "zero")
+FORMS: tuple[Entry, ...] = tuple(
+    Entry("dp_fed_stein", variant, form=(scope, target))
+    for variant in (LAST, STEP, FINAL)
+    for scope in ("layer", "model")
+    for target in ("zero", "previous")
+    if (scope, target) != DEFAULT_FORM
+)
+"""The other forms of shrinkage; the default one stands among ENTRIES."""
 
 Pair = tuple[str, str]
 """A label, and the label of what it is compared with."""
@@ -167,11 +181,15 @@ def cell(s: Schedule, entry: Entry, partition: str, epsilon: float | None, lr: f
 
 def places(s: Schedule, entry: Entry) -> tuple[str, ...]:
     """The partitions on which an entry is evaluated; pooled data has none."""
+    if entry.form is not None:
+        return (s.tuning_partition,)
     return (POOLED,) if entry.kind == "peer" else s.partitions
 
 
 def budgets(s: Schedule, entry: Entry) -> tuple[float | None, ...]:
     """The budgets at which an entry is evaluated."""
+    if entry.form is not None:
+        return tuple(e for e in s.epsilons if e in s.form_epsilons)
     return s.epsilons if entry.budgeted else (None,)
 
 
@@ -186,6 +204,8 @@ def _run(s: Schedule, entry: Entry, partition: str, epsilon: float | None) -> Se
         method |= {"algorithm_variant": entry.variant}
     if entry.method == "dp_scaffold":
         method |= {"jse_enabled": False}
+    if entry.form is not None:
+        method |= {"shrink": {"scope": entry.form[0], "target": entry.form[1]}}
     privacy: Settings = {}
     if entry.budgeted:
         privacy = {"epsilon": epsilon, "delta": s.delta, "accountant": s.accountant, "unit": entry.promise[0]}

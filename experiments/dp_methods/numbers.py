@@ -63,6 +63,11 @@ class Results:
     sources: frozenset[str] = frozenset()
     """States of the source that the cells were computed with."""
 
+    @property
+    def rows(self) -> tuple[Entry, ...]:
+        """The entries of the main tables: those with the default form of shrinkage."""
+        return tuple(entry for entry in self.entries if entry.form is None)
+
     def spread(self, label: str, partition: str, epsilon: float | None) -> Spread | None:
         """Accuracy in percent at a place; None where a seed is missing or diverged."""
         found = self.accuracy.get((label, partition, epsilon), {})
@@ -82,7 +87,7 @@ class Results:
         """The most accurate row among those that protect records from the server."""
         found = [
             (entry.label, spread)
-            for entry in self.entries
+            for entry in self.rows
             if entry.kind == "record"
             and entry.promise in self.claims(entry.label)
             and (spread := self.spread(entry.label, partition, epsilon)) is not None

@@ -9,7 +9,7 @@ from experiments.dp_methods import figures
 from experiments.dp_methods.grid import LAST, OPACUS, POOLED, SCAFFOLD_PAIRS, STEIN_PAIRS, Pair, installed
 from experiments.dp_methods.numbers import Comparison, Results, compare, paired
 from experiments.dp_methods.progress import duration
-from experiments.dp_methods.tables import markdown, privacy, rates, table
+from experiments.dp_methods.tables import forms, markdown, privacy, rates, table
 from fedveil.core.files import write_bytes
 
 NAME = "dp-methods"
@@ -53,6 +53,7 @@ def _lines(r: Results) -> list[str]:
             "Points of test accuracy: with control variates minus without, each tuned on its own.",
             SCAFFOLD_PAIRS,
         ),
+        *forms(r),
         *rates(r),
         *privacy(r),
     ]

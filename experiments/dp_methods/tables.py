@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments.dp_methods.cell import Record
-from experiments.dp_methods.grid import FINAL, POOLED, STEP, Entry
+from experiments.dp_methods.grid import DEFAULT_FORM, FINAL, POOLED, STEP, Entry
 from experiments.dp_methods.numbers import Results, budget
 
 KINDS = {
@@ -18,7 +18,7 @@ def table(r: Results, partition: str) -> list[str]:
     s = r.schedule
     best = {epsilon: r.best(partition, epsilon) for epsilon in s.epsilons}
     rows = []
-    for entry in r.entries:
+    for entry in r.rows:
         where = POOLED if entry.kind == "peer" else partition
         cells = []
         for epsilon in s.epsilons:
@@ -47,6 +47,37 @@ def _claim(r: Results, entry: Entry) -> str:
     return f"{' and '.join(unit for unit, observer in claims if observer == 'server') or '–'}, server"
 
 
+def forms(r: Results) -> list[str]:
+    """Accuracy by scope and target of the shrinkage, each tuned on its own."""
+    s = r.schedule
+    tried = [entry for entry in r.entries if entry.form is not None]
+    if not tried:
+        return []
+    epsilons = [e for e in s.epsilons if e in s.form_epsilons]
+    variants = list(dict.fromkeys((entry.method, entry.variant) for entry in tried))
+    lines = [
+        f"## Forms of shrinkage ({s.tuning_partition})",
+        "",
+        "Scope: one shrinkage factor per layer or one for the whole model; target: zero or the released vector before. "
+        "**Bold**: the default form where it is the best of its column and group.",
+        "",
+    ]
+    rows = []
+    for method, variant in variants:
+        group = [Entry(method, variant), *(e for e in tried if (e.method, e.variant) == (method, variant))]
+        spreads = {(e, x): r.spread(e.label, s.tuning_partition, x) for e in group for x in epsilons}
+        for entry in group:
+            cells = []
+            for x in epsilons:
+                found = spreads[entry, x]
+                others = [o.mean for e in group if (o := spreads[e, x]) is not None]
+                bold = entry.form is None and found is not None and found.mean == max(others)
+                text = _cell(r, entry, s.tuning_partition, x)
+                cells.append(f"**{text}**" if bold else text)
+            rows.append([f"`{entry.method}/{entry.variant}`", *(entry.form or DEFAULT_FORM), *cells])
+    return [*lines, *markdown(["method", "scope", "target", *(f"ε = {e:g}" for e in epsilons)], rows), ""]
+
+
 def rates(r: Results) -> list[str]:
     """The learning rates that were found."""
     s = r.schedule
@@ -54,8 +85,10 @@ def rates(r: Results) -> list[str]:
     for entry in r.entries:
         cells = []
         for epsilon in s.epsilons:
-            tuned = r.tuned[entry.label, epsilon if entry.budgeted else None]
-            cells.append("–" if tuned.lr is None else f"{tuned.lr:g}" + (" (edge)" if tuned.at_edge else ""))
+            tuned = r.tuned.get((entry.label, epsilon if entry.budgeted else None))
+            cells.append(
+                "–" if tuned is None or tuned.lr is None else f"{tuned.lr:g}" + (" (edge)" if tuned.at_edge else "")
+            )
         rows.append([f"`{entry.label}`", *cells])
     heads = ["method", *(f"ε = {epsilon:g}" for epsilon in s.epsilons)]
     return [

@@ -24,6 +24,10 @@ class Tuned:
         """Whether the best one is the smallest or the largest that was tried."""
         return self.lr is not None and self.lr in (self.tried[0], self.tried[-1])
 
+    def text(self) -> str:
+        """The learning rate as the page shows it."""
+        return "–" if self.lr is None else f"{self.lr:g}" + (" (edge)" if self.at_edge else "")
+
 
 @dataclass(frozen=True)
 class Survey:

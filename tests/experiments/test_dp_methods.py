@@ -9,11 +9,11 @@ import pytest
 from experiments.dp_methods import cell as cells
 from experiments.dp_methods.__main__ import main
 from experiments.dp_methods.cell import Cache
-from experiments.dp_methods.grid import ENTRIES, FULL, POOLED, STEIN_PAIRS, cell
+from experiments.dp_methods.grid import ENTRIES, FORMS, FULL, POOLED, STEIN_PAIRS, cell
 from experiments.dp_methods.numbers import Results, Spread, compare, gather, paired
 from experiments.dp_methods.page import write_page
 from experiments.dp_methods.study import study
-from experiments.dp_methods.tables import table
+from experiments.dp_methods.tables import forms, table
 from experiments.dp_methods.tuning import survey, tune
 from experiments.dp_methods.workers import results
 
@@ -233,3 +233,17 @@ def test_cells_of_more_than_one_state_of_the_source_are_announced(tmp_path, stat
     look = simulate(TINY, [LOCAL], lambda c: record(c, 0.5) | {"source": str(c.seed if states == 2 else 0)})
     page = write_page(gather(TINY, [LOCAL], look), tmp_path).read_text()
     assert ("2 states of FedVeil's source" in page) == (states == 2)
+
+
+def test_forms_of_shrinkage_have_their_own_table_and_never_win_the_main_one():
+    s = replace(TINY, form_epsilons=(8.0,))
+    variant = STEIN.variant
+    entries = [LOCAL, STEIN, *(e for e in FORMS if e.variant == variant)]
+    look = simulate(s, entries, lambda c: record(c, 0.9 if c.entry.form == ("model", "zero") else 0.5))
+    found = gather(s, entries, look)
+    assert found.best("iid", 8.0) == (LOCAL.label, Spread(50.0, 0.0, 1))
+    lines = forms(found)
+    assert any("| model | zero | 90.0 |" in line for line in lines)
+    assert any("| layer | zero | 50.0 |" in line for line in lines), "the default form is best of nothing here"
+    assert not any("model, zero" in line for line in table(found, "iid"))
+    assert json.loads(cell(s, entries[2], "iid", 8.0, 1.0, 0).settings)["method"]["shrink"]["target"] == "previous"

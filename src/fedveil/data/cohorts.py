@@ -25,7 +25,7 @@ def draw(
     independently with probability ``cohort / population`` (its number is binomial, and may be 0).
 
     >>> draw(0, 1, population=10, cohort=3)
-    array([7, 8, 9])
+    array([2, 3, 5])
     """
     one_of("selection", selection, SELECTIONS)
     for name, value in (("population", population), ("cohort", cohort)):

@@ -12,6 +12,7 @@ from fedveil.local.objective import Loss, mse
 def per_example(loss: Loss) -> Loss:
     """The term of each example ``(n,)``, of which ``loss`` is the mean.
 
+    >>> import torch
     >>> outputs, targets = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 1])
     >>> bool(torch.isclose(per_example(F.cross_entropy)(outputs, targets).mean(), F.cross_entropy(outputs, targets)))
     True

@@ -38,7 +38,7 @@ class Plan:
     """Everything that ``--plan`` prints.
 
     ``rounds`` is how many of the ``asked`` rounds the budget covers; ``statement`` is that of a run of so many;
-    ``seconds`` is an estimate from one trial round, whose result is thrown away.
+    ``seconds`` is an estimate from a trial round (from a second one if the first is short), whose result is thrown away.
     """
 
     opening: tuple[str, ...]
@@ -98,24 +98,33 @@ def _counts(values: Sequence[int]) -> tuple[int, int]:
     return min(values), max(values)
 
 
+SHORT = 5.0
+"""Seconds from which a trial round is not repeated: what is set up only once weighs little in it."""
+
+
 def _trial(training: Training, planner: Planner) -> float:
-    """Seconds of one round, by doing it once; nothing of it is kept."""
-    method, seed = training.method, training.settings.seed
-    cohort = planner.cohort(1) or [0]
+    """Seconds of one round, by doing it; nothing of it is kept."""
     before = torch.get_num_threads()
     torch.set_num_threads(training.threads)
     try:
-        started = time.perf_counter()
-        server = training.start()
-        memory = torch.zeros(len(cohort), server["w"].numel()).to(server["w"]) if method.local.remembers else None
-        streams = [stream(seed, "trial", k) for k in cohort]
-        ctx = Context(1, training.objective.layout, cohort, streams, server=stream(seed, "trial"), batches=streams)
-        with torch.random.fork_rng(devices=[]):
-            moves = training.engine.train(method, server, method.local.drift(memory, server), ctx)
-        uploads, _ = depart(method, moves, memory, server, ctx)
-        arrive(method, uploads, training.shares(cohort, moves), server, ctx.at_server())
-        trained = time.perf_counter() - started
-        test_scores(training, server)
-        return trained + (time.perf_counter() - started - trained) / training.settings.evaluate.every
+        first = _one_round(training, planner)
+        return first if first >= SHORT else _one_round(training, planner)
     finally:
         torch.set_num_threads(before)
+
+
+def _one_round(training: Training, planner: Planner) -> float:
+    method, seed = training.method, training.settings.seed
+    cohort = planner.cohort(1) or [0]
+    started = time.perf_counter()
+    server = training.start()
+    memory = torch.zeros(len(cohort), server["w"].numel()).to(server["w"]) if method.local.remembers else None
+    streams = [stream(seed, "trial", k) for k in cohort]
+    ctx = Context(1, training.objective.layout, cohort, streams, server=stream(seed, "trial"), batches=streams)
+    with torch.random.fork_rng(devices=[]):
+        moves = training.engine.train(method, server, method.local.drift(memory, server), ctx)
+    uploads, _ = depart(method, moves, memory, server, ctx)
+    arrive(method, uploads, training.shares(cohort, moves), server, ctx.at_server())
+    trained = time.perf_counter() - started
+    test_scores(training, server)
+    return trained + (time.perf_counter() - started - trained) / training.settings.evaluate.every
