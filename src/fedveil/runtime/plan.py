@@ -38,7 +38,7 @@ class Plan:
     """Everything that ``--plan`` prints.
 
     ``rounds`` is how many of the ``asked`` rounds the budget covers; ``statement`` is that of a run of so many;
-    ``seconds`` is an estimate from a trial round (from a second one if the first is short), whose result is thrown away.
+    ``seconds`` is an estimate from a trial round, or a second one if the first is short; nothing of them is kept.
     """
 
     opening: tuple[str, ...]
