@@ -9,8 +9,8 @@ SUITE := dev,flower,he
 .PHONY: demo test test-slow check bench clean
 
 demo: $(VENV)/.demo
-	$(BIN)/fedveil run method=scaffold data=digits data.partition=dirichlet data.alpha=0.5 \
-		model=cnn local_epochs=3 batch=16 lr=0.2 rounds=40
+	$(BIN)/fedveil run method=dp_fedavg_local data=digits data.partition=dirichlet data.alpha=0.5 model=logistic \
+		cohort=20 privacy.epsilon=8 clip_norm=0.5 lr=4 rounds=60 steps=3 batch=128
 
 test: $(VENV)/.suite
 	$(BIN)/python -m pytest

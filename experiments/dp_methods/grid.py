@@ -105,7 +105,7 @@ ENTRIES: tuple[Entry, ...] = (
     Entry("scaffold", None, "ceiling"),
     OPACUS,
 )
-DEFAULT_FORM = ("layer", "zero")
+DEFAULT_FORM = ("model", "previous")
 FORMS: tuple[Entry, ...] = tuple(
     Entry("dp_fed_stein", variant, form=(scope, target))
     for variant in (LAST, STEP, FINAL)

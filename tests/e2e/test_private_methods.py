@@ -1,7 +1,10 @@
 """Every private method and variant from the command line, by name and by number, on the bundled digits."""
 
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import orjson
 import pytest
@@ -52,3 +55,21 @@ def test_central_dp_trains_from_the_command_line(tmp_path):
     out = fedveil("run", "method=dp_fedavg_central", *SETTINGS[:-1], "privacy.epsilon=8", "global_lr=0.5", cwd=tmp_path)
     assert "(client, public)" in out
     assert "8.000" in out
+
+
+def test_the_demo_of_the_makefile_keeps_its_promises(tmp_path):
+    """``make demo``'s own command: live epsilon, at least 85 % at epsilon 8, the statement, a report, under 90 s."""
+    recipe = re.search(r"^demo:.*\n((?:\t.*\n)+)", (Path(__file__).parents[2] / "Makefile").read_text(), re.M)
+    words = shlex.split(recipe[1].replace("\\\n", " "))
+    assert words[0] == "$(BIN)/fedveil"
+    out = fedveil(*words[1:], "--json", "summary.json", cwd=tmp_path)
+    summary = orjson.loads((tmp_path / "summary.json").read_bytes())
+    assert summary["accuracy"] >= 0.85
+    assert summary["seconds"] < 90
+    spent = summary["epsilon"]
+    assert (spent["observer"], spent["unit"]) == ("server", "record") and 7.9 < spent["epsilon"] <= 8
+    live = re.findall(r"round \d+/60 .* epsilon ([\d.]+) of 8 \(record, server\)", out)
+    assert len(live) >= 5 and sorted(map(float, live)) == list(map(float, live))
+    assert "Privacy statement" in out and "proved" in out
+    report = Path(re.search(r"report: (\S+report\.html)", out)[1])
+    assert (tmp_path / report).is_file()

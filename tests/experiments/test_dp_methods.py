@@ -244,6 +244,9 @@ def test_forms_of_shrinkage_have_their_own_table_and_never_win_the_main_one():
     assert found.best("iid", 8.0) == (LOCAL.label, Spread(50.0, 0.0, 1))
     lines = forms(found)
     assert any("| model | zero | 90.0 |" in line for line in lines)
-    assert any("| layer | zero | 50.0 |" in line for line in lines), "the default form is best of nothing here"
+    assert any("| model | previous | 50.0 |" in line for line in lines), "the default form is best of nothing here"
     assert not any("model, zero" in line for line in table(found, "iid"))
-    assert json.loads(cell(s, entries[2], "iid", 8.0, 1.0, 0).settings)["method"]["shrink"]["target"] == "previous"
+    assert json.loads(cell(s, entries[2], "iid", 8.0, 1.0, 0).settings)["method"]["shrink"] == {
+        "scope": "layer",
+        "target": "zero",
+    }

@@ -15,7 +15,7 @@ from fedveil.transport.plain import Plain
 
 def dp_scaffold_stein(
     *,
-    algorithm_variant: str | int = "last_noise_server_jse",
+    algorithm_variant: str | int = "step_noise_step_jse",
     jse_enabled: bool = True,
     shrink: Shrink | dict[str, Any] = {},  # noqa: B006  (read only)
     control_update: Literal["noisy", "clean"] = "noisy",
