@@ -53,17 +53,28 @@ def configuration(*texts: str) -> dict[str, Any]:
     return config
 
 
-def train(data: Federation, *texts: str, engine: str = "auto", rounds: int = 3, chunk: int | None = None, **own: Any):
+def train(
+    data: Federation,
+    *texts: str,
+    engine: str = "auto",
+    rounds: int = 3,
+    chunk: int | None = None,
+    replays: bool | None = None,
+    device: str = "cpu",
+    **own: Any,
+):
     """Everything that these rounds leave behind, in float64."""
-    config = configuration(*texts, f"engine={engine}", "dtype=float64", f"cohort={min(3, data.population)}")
-    training = prepare(config, data=data, **own)
+    fixed = [f"engine={engine}", "dtype=float64", f"cohort={min(3, data.population)}", f"device={device}"]
+    training = prepare(configuration(*texts, *fixed), data=data, **own)
     if chunk is not None:
         training.engine.chunk = chunk
+    if replays is not None:
+        training.engine.replays = replays
     method, layout, seed = training.method, training.objective.layout, training.settings.seed
     server = method.local.start(training.objective.initial())
     if training.objective.buffers.dim:
         server[BUFFERS] = read_buffers(training.objective.module, training.objective.buffers)
-    memory = Memory(layout.dim, torch.float64)
+    memory = Memory(layout.dim, torch.float64, torch.device(device))
     made, releases = [], []
     for number in range(1, rounds + 1):
         rng = np.random.default_rng(number)
@@ -101,7 +112,8 @@ def assert_alike(a: Trained, b: Trained, tolerance: float = 1e-12) -> None:
         assert (x.delta.released, x.delta.bound) == (y.delta.released, y.delta.bound)
         assert (x.delta.noise_var is None) == (y.delta.noise_var is None)
         if x.delta.noise_var is not None:
-            assert torch.allclose(torch.as_tensor(x.delta.noise_var), torch.as_tensor(y.delta.noise_var))
+            here, there = (torch.as_tensor(m.delta.noise_var, dtype=torch.float64).cpu() for m in (x, y))
+            assert torch.allclose(here, there)
     assert counted(a.releases) == counted(b.releases)
 
 

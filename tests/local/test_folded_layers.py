@@ -43,7 +43,7 @@ def truth(objective, here, x, y):
     return rows
 
 
-def check(module, x, one_by_one=True):
+def check(module, x, in_turn=True):
     objective = Objective.of(module.double(), F.cross_entropy)
     x = x.double() if x.is_floating_point() else x
     generator = torch.Generator().manual_seed(1)
@@ -52,23 +52,23 @@ def check(module, x, one_by_one=True):
     y = torch.randint(0, 3, (len(x),), generator=generator)
     right = truth(objective, here, x, y)
     norms = right.norm(dim=2)
-    step = Step(np.arange(len(x)), np.array(COUNTS), WIDTH)
+    marks = Step(np.arange(len(x)), np.array(COUNTS), WIDTH).marks(x.device)
     folded = Folded(objective)
-    folded.frame.one_by_one = one_by_one
+    folded.frame.in_turn = in_turn
 
     plain = torch.full_like(here, torch.nan)
-    folded(here, x, y, step, None, Into(plain))
+    folded(here, x, y, marks, None, Into(plain))
     divisor = torch.tensor(COUNTS).clamp_min(1)[:, None]
     assert torch.allclose(plain, right.sum(1) / divisor, rtol=0, atol=1e-12)
 
     each, scaled = Recorder(), torch.full_like(here, torch.nan)
-    folded(here, x, y, step, each, Into(scaled))
+    folded(here, x, y, marks, each, Into(scaled))
     real = torch.arange(WIDTH) < torch.tensor(COUNTS)[:, None]
-    assert torch.allclose(each.norms, norms[real], rtol=1e-12, atol=1e-12)
+    assert torch.allclose(each.norms.view(real.shape)[real], norms[real], rtol=1e-12, atol=1e-12)
     assert torch.allclose(scaled, (right / (1 + norms[..., None])).sum(1), rtol=0, atol=1e-12)
 
     onto = torch.ones_like(here)
-    folded(here, x, y, step, None, Into(onto, 0.5, -2.0))
+    folded(here, x, y, marks, None, Into(onto, 0.5, -2.0))
     assert torch.allclose(onto, 0.5 - 2 * plain, rtol=0, atol=1e-12)
 
 
@@ -106,22 +106,22 @@ def test_linear(places, features, width, bias):
     padding=st.integers(0, 2),
     dilation=st.integers(1, 2),
     bias=st.booleans(),
-    one_by_one=st.booleans(),
+    in_turn=st.booleans(),
     wide=st.booleans(),
 )
-def test_conv2d(groups, kernel, stride, padding, dilation, bias, one_by_one, wide):
+def test_conv2d(groups, kernel, stride, padding, dilation, bias, in_turn, wide):
     channels = 32 if wide else 8  # wide ones go through Gram matrices
     conv = nn.Conv2d(4, channels, kernel, stride, padding, dilation, groups, bias)
     net = nn.Sequential(conv, nn.Tanh(), nn.AdaptiveAvgPool2d((2, 1)), nn.Flatten(), nn.Linear(2 * channels, 3))
-    check(net, inputs(4, 6, 5), one_by_one)
+    check(net, inputs(4, 6, 5), in_turn)
 
 
-@pytest.mark.parametrize("one_by_one", [True, False])
-def test_padding_by_name(one_by_one):
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_padding_by_name(in_turn):
     for padding, kernel in (("same", 3), ("valid", 2)):
         conv = nn.Conv2d(2, 3, kernel, padding=padding)
         net = nn.Sequential(conv, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 3))
-        check(net, inputs(2, 5, 5), one_by_one)
+        check(net, inputs(2, 5, 5), in_turn)
 
 
 def test_uneven_padding_is_not_folded():

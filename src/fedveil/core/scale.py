@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedveil.core.signal import Signal
-from fedveil.core.stage import Context
+from fedveil.core.stage import Context, Replay
 
 
 @dataclass(frozen=True)
@@ -13,6 +13,11 @@ class Scale:
     """Multiplies every row by a public constant; bound and noise go with it."""
 
     factor: float
+
+    @property
+    def replay(self) -> Replay:
+        """A product."""
+        return "quiet"
 
     def __call__(self, signal: Signal, ctx: Context) -> Signal:
         """All rows at once."""

@@ -36,6 +36,17 @@ class Release:
     claimed: float | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Drawn:
+    """What a replayed step needs of its noise, one number per row on the device.
+
+    ``keys`` (64 bits, drawn from each row's stream) say which noise it is, ``stds`` its deviation per coordinate.
+    """
+
+    keys: Tensor
+    stds: Tensor
+
+
 @dataclass
 class Context:
     """What a stage may look at besides its input: where it stands, whose rows these are, and their randomness.
@@ -44,6 +55,7 @@ class Context:
     numbers for row i takes them from ``streams[i]`` and from nowhere else; ``batches`` are the streams that choose
     each client's training examples. ``server`` is the stream of what the server draws. ``memory`` is what stages
     remember between rounds, made of released values only; ``previous`` is the mean move of the last round, released.
+    ``drawn`` stands for the streams where a step is replayed on a device.
     """
 
     round: int
@@ -57,6 +69,7 @@ class Context:
     server: np.random.Generator | None = None
     batches: Sequence[np.random.Generator] = ()
     previous: Tensor | None = None
+    drawn: Drawn | None = None
 
     def at(self, slot: Slot) -> Context:
         """The same context at another slot, writing to the same list of releases."""
@@ -109,6 +122,20 @@ class Stage(Protocol):
     def __call__(self, signal: Signal, ctx: Context) -> Signal:
         """Transform all rows at once."""
         ...
+
+
+Replay = Literal["no", "quiet", "draws"]
+"""Whether what a stage does to values can be recorded once and replayed on a device, whoever the rows are then.
+
+Such a stage decides nothing by values and reads none back. ``draws``: it takes ``ctx.drawn``, and then releases
+nothing; the engine writes down what the same stage releases for the same clients.
+"""
+
+
+def replay(stage: Stage | PerSample | Remembering) -> Replay:
+    """What a stage says of itself; one that says nothing cannot be replayed."""
+    found: Replay = getattr(stage, "replay", "no")
+    return found
 
 
 @runtime_checkable

@@ -8,6 +8,9 @@ are for experiments and for everything that is not a secret; secret noise and ke
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +28,25 @@ def key(seed: int, *path: str | int) -> int:
 def stream(seed: int, *path: str | int) -> np.random.Generator:
     """The generator of one place in the run: SFC64 (more than twice as fast as Philox), keyed by the place."""
     return np.random.Generator(np.random.SFC64(key(seed, *path)))
+
+
+def drawable_on_device(generators: Sequence[np.random.Generator]) -> bool:
+    """Whether a CUDA device may draw for these generators, each by a key of 64 bits.
+
+    Secret ones are drawn in full where they are: such a key could be found by trying.
+    """
+    seeded = all(isinstance(g.bit_generator, np.random.SFC64) for g in generators)
+    return seeded and importlib.util.find_spec("triton") is not None
+
+
+def device_key(generator: np.random.Generator) -> int:
+    """The next 64 bits of a stream, as the key of a generator on a device."""
+    return int(np.uint64(generator.bit_generator.random_raw()).view(np.int64))
+
+
+def device_keys(generator: np.random.Generator, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """What :func:`device_key` gives in as many calls."""
+    return np.asarray(generator.bit_generator.random_raw(count), dtype=np.uint64).view(np.int64)
 
 
 def torch_seed(seed: int, *path: str | int) -> int:

@@ -21,6 +21,7 @@ from fedveil.local.cohort import Gradients
 from fedveil.local.examples import ExampleGradients
 from fedveil.local.fold import LAYERS
 from fedveil.local.objective import Objective
+from fedveil.local.precision import Precision
 from fedveil.local.schedule import Step
 from fedveil.local.steps import Into
 
@@ -120,7 +121,11 @@ def first_line(problem: BaseException) -> str:
 
 
 def prove(
-    make: Callable[[Objective], Gradients], objective: Objective, federation: Federation, method: Method
+    make: Callable[..., Gradients],
+    objective: Objective,
+    federation: Federation,
+    method: Method,
+    precision: Precision = "float32",
 ) -> Gradients:
     """Gradients of many clients that equal those of the sequential engine on a trial step; or :class:`Unfit`.
 
@@ -138,7 +143,7 @@ def prove(
     rows = torch.zeros_like(here)
     try:
         trial = make(double)
-        losses = trial(here, x, y, step, each, Into(rows))
+        losses = trial(here, x, y, step.marks(here.device), each, Into(rows))
     except Unfit:
         raise
     except Exception as problem:
@@ -150,7 +155,7 @@ def prove(
             raise Unfit(
                 "a trial step differs from the sequential engine's; does the model mix the examples of a batch?"
             )
-    admitted = make(objective)
+    admitted = make(objective, precision)
     admitted.held = trial.held
     return admitted
 

@@ -20,6 +20,7 @@ from fedveil.local.engine import Engine
 from fedveil.local.fold import Folded
 from fedveil.local.mapped import Mapped
 from fedveil.local.objective import Objective, Sgd
+from fedveil.local.precision import Precision
 from fedveil.local.sequential import Sequential
 
 Tier = Literal["fold", "vmap", "sequential"]
@@ -38,15 +39,16 @@ class Facts:
     batching: Batching
     sgd: Sgd
     seed: int
+    precision: Precision = "float32"
 
     def sequential(self) -> Sequential:
         """The reference."""
-        return Sequential(self.objective, self.federation, self.batching, self.sgd, self.seed)
+        return Sequential(self.objective, self.federation, self.batching, self.sgd, self.seed, precision=self.precision)
 
     def cohort(self, gradients: Gradients, name: Tier) -> Cohort:
         """An engine that trains clients together."""
         budget = CACHE if self.on_cpu else torch.cuda.mem_get_info()[0] // 4
-        return Cohort(self.objective, self.federation, self.batching, self.sgd, self.seed, gradients, name, budget)
+        return Cohort(self.sequential(), gradients, name, budget, replays=name == "fold" and not self.on_cpu)
 
     @property
     def on_cpu(self) -> bool:
@@ -56,6 +58,8 @@ class Facts:
 
 def choose(wanted: str, facts: Facts, method: Method) -> tuple[Engine, str]:
     """The engine that was asked for, or with ``auto`` the one that is fastest as measured; and the reason."""
+    if facts.precision == "bf16" and wanted in ("vmap", "sequential"):
+        raise Refused(f"precision: bf16 is there for engine=fold alone, not for {wanted}; use tf32 or engine=auto")
     if wanted == "sequential":
         return facts.sequential(), "as asked"
     if wanted != "auto":
@@ -73,6 +77,8 @@ def choose(wanted: str, facts: Facts, method: Method) -> tuple[Engine, str]:
             reasons.append(f"no {tier}: {unfit}")
         else:
             return engine, "; ".join([*reasons, "a trial step equals the sequential engine's"])
+    if facts.precision == "bf16":
+        raise Refused(f"precision: bf16 is there for folded layers alone ({'; '.join(reasons)}); use tf32 or float32")
     return facts.sequential(), "; ".join(reasons)
 
 
@@ -84,11 +90,13 @@ def _order(facts: Facts) -> Iterator[Tier]:
 def _attempt(tier: Tier, facts: Facts, method: Method) -> Engine:
     if any(isinstance(stage, Remembering) for stage in method.on_step):
         raise Unfit("a stage of on_step learns from one client for the next")
+    if facts.precision == "bf16" and tier != "fold":
+        raise Unfit("precision=bf16 is there for folded layers alone")
     inspect(facts.objective)
     if tier == "fold":
         inspect_layers(facts.objective)
     make = Folded if tier == "fold" else Mapped
-    return facts.cohort(prove(make, facts.objective, facts.federation, method), tier)
+    return facts.cohort(prove(make, facts.objective, facts.federation, method, facts.precision), tier)
 
 
 def _convolutions(module: nn.Module) -> bool:

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedveil.core.federation import Federation
 from fedveil.core.method import Method
 from fedveil.core.parts import Moves, State
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context, PerSample
 from fedveil.core.walk import travel
-from fedveil.local.batches import Batching, Indices
+from fedveil.local.batches import Indices
 from fedveil.local.engine import check_finite
-from fedveil.local.objective import Objective, Sgd
-from fedveil.local.schedule import Pool, Step, in_order, side_by_side
+from fedveil.local.recording import Outcome, Recording, Room, Unrecordable, recordable
+from fedveil.local.schedule import Marks, Pool, Step, in_order, side_by_side
 from fedveil.local.sequential import Sequential, explained
 from fedveil.local.steps import Into, Walk, moves
 
@@ -29,7 +28,7 @@ class Gradients(Protocol):
     held: int
     """Numbers that a step holds for each example."""
 
-    def __call__(self, here: Tensor, x: Tensor, y: Tensor, step: Step, each: PerSample | None, into: Into) -> Tensor:
+    def __call__(self, here: Tensor, x: Tensor, y: Tensor, marks: Marks, each: PerSample | None, into: Into) -> Tensor:
         """Put each client's gradient ``into`` rows, and return the sum of each client's losses.
 
         ``here`` is ``(clients, dim)``; ``x`` and ``y`` hold one padded batch per client, one after another. The
@@ -43,6 +42,16 @@ class Gradients(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
+class _Chunk:
+    """Clients who train together, in order: those with most steps first."""
+
+    ctx: Context
+    walks: list[tuple[Indices, Indices]]
+    clients: list[int]
+    drift: Tensor | None
+
+
 @dataclass(eq=False)
 class Cohort:
     """Trains clients together, a chunk of them at a time, as many as ``budget`` bytes hold.
@@ -50,54 +59,49 @@ class Cohort:
     Packing never changes a result beyond rounding: clients share no sums, and streams belong to (round, client).
     """
 
-    objective: Objective
-    federation: Federation
-    batching: Batching
-    sgd: Sgd
-    seed: int
+    reference: Sequential
+    """The engine that this one must equal."""
     gradients: Gradients
     name: str
     budget: int
     chunk: int | None = None
     """Clients that are trained together; None: as many as the budget holds."""
-
-    @cached_property
-    def reference(self) -> Sequential:
-        """The engine that this one must equal."""
-        return Sequential(self.objective, self.federation, self.batching, self.sgd, self.seed)
+    replays: bool = False
+    """Whether steps are recorded and replayed, where there is a CUDA device."""
+    trouble: str | None = field(default=None, init=False)
+    """Why they no longer are."""
+    _recording: Recording | None = field(default=None, init=False)
 
     @cached_property
     def pool(self) -> Pool:
         """The examples, on the device."""
-        return Pool(self.federation, next(self.objective.module.parameters()))
+        return Pool(self.reference.federation, next(self.reference.objective.module.parameters()))
 
     def train(self, method: Method, server: State, drift: Tensor | None, ctx: Context) -> Moves:
         """Train ``ctx.clients`` side by side (see :class:`~fedveil.local.engine.Engine`)."""
-        w = server["w"]
+        w, sgd, batching = server["w"], self.reference.sgd, self.reference.batching
         clients = [k for k in ctx.clients if k is not None]
         walks = [
-            self.batching.batches(int(self.federation.sizes[k]), stream)
+            batching.batches(int(self.reference.federation.sizes[k]), stream)
             for k, stream in zip(clients, ctx.batches, strict=True)
         ]
         steps = torch.tensor([len(ends) for _, ends in walks])
         deltas, losses = w.new_empty(len(clients), w.numel()), torch.empty(len(clients), dtype=torch.float64)
         facts: list[Signal] = [Signal(deltas[:1])] * len(clients)
         order = in_order(walks)
-        size = self.chunk or max(1, self.budget // self.gradients.footprint(method, self.batching.batch))
+        size = self.chunk or max(1, self.budget // self.gradients.footprint(method, batching.batch))
         for rows in (order[i : i + size] for i in range(0, len(order), size)):
-            here = w.expand(len(rows), -1).clone()
-            own = ctx.ordered(rows).heading(
-                w.new_tensor([[travel(self.sgd.lr, self.sgd.momentum, int(steps[i]))] for i in rows])
+            own = ctx.ordered(rows).heading(w.new_tensor([[travel(sgd.lr, sgd.momentum, int(steps[i]))] for i in rows]))
+            chunk = _Chunk(
+                own, [walks[i] for i in rows], [clients[i] for i in rows], None if drift is None else drift[rows]
             )
-            walk = Walk(self.sgd, method.on_step, here, None if drift is None else drift[rows], own)
-            found = self._walk(method, walk, [walks[i] for i in rows], [clients[i] for i in rows], ctx.round)
-            deltas[rows] = here.sub_(w)
+            deltas[rows], found, known = self._walk(method, w, chunk)
             losses[rows] = found.double().cpu()
-            for i, known in zip(rows, walk.facts(), strict=True):
-                facts[i] = known
+            for i, fact in zip(rows, known, strict=True):
+                facts[i] = fact
         if not method.private:  # who diverged is the client's secret; a clip or the global check deals with it
             self._check(ctx, losses, deltas)
-        return moves(self.sgd, deltas, facts, steps, losses)
+        return moves(sgd, deltas, facts, steps, losses)
 
     def bind(self, server: State) -> None:
         """The module's parameters become views of the server's vector."""
@@ -107,28 +111,51 @@ class Cohort:
         """Answers of the model with the server's weights."""
         return self.reference.outputs(server, x)
 
-    def _walk(
-        self, method: Method, walk: Walk, walks: list[tuple[Indices, Indices]], clients: list[int], round: int
-    ) -> Tensor:
-        """Take all steps of a chunk; the mean loss of each client."""
-        x, y, starts = self.pool.of(clients)
-        each, here = method.on_step.per_sample, walk.here
-        straight = walk.factor is not None
+    def _walk(self, method: Method, w: Tensor, chunk: _Chunk) -> Outcome:
+        """Take all steps of a chunk: each client's move, mean loss, and what is known of its last gradient."""
+        x, y, starts = self.pool.of(chunk.clients)
+        steps = list(side_by_side(chunk.walks, starts))
+        found = self._replayed(method, w, chunk, x, y, steps) or self._one_by_one(method, w, chunk, x, y, steps)
+        deltas, total, facts = found
+        return deltas, total / total.new_tensor([max(len(order), 1) for order, _ in chunk.walks]), facts
+
+    def _one_by_one(self, method: Method, w: Tensor, chunk: _Chunk, x: Tensor, y: Tensor, steps: list[Step]) -> Outcome:
+        """Each operation of each step is issued by itself."""
+        here = w.expand(len(chunk.clients), -1).clone()
+        walk = Walk(self.reference.sgd, method.on_step, here, chunk.drift, chunk.ctx)
+        each, straight = method.on_step.per_sample, walk.factor is not None
         grad = here if straight else torch.empty_like(here)
-        total = here.new_zeros(len(clients))
-        for step in side_by_side(walks, starts):
+        total = here.new_zeros(len(here))
+        for step in steps:
             n = len(step.counts)
             index = torch.from_numpy(step.rows).to(x.device)
             into = walk.into(n) if straight else Into(grad[:n])
-            with explained(round, clients[:n], int(step.counts.sum())):
+            with explained(chunk.ctx.round, chunk.clients[:n], int(step.counts.sum())):
                 total[:n] += self.gradients(
-                    here[:n], x.index_select(0, index), y.index_select(0, index), step, each, into
+                    here[:n], x.index_select(0, index), y.index_select(0, index), step.marks(x.device), each, into
                 )
             if straight:
                 walk.arrived(n)
             else:
                 walk.step(Signal(grad[:n]) if each is None else each.summed(grad[:n]))
-        return total / total.new_tensor([max(len(order), 1) for order, _ in walks])
+        return here.sub_(w), total, walk.facts()
+
+    def _replayed(
+        self, method: Method, w: Tensor, chunk: _Chunk, x: Tensor, y: Tensor, steps: list[Step]
+    ) -> Outcome | None:
+        """The same from recorded steps; None where there is nothing to replay them on, or where that went wrong."""
+        if not (self.replays and w.is_cuda and self.pool.stays and steps and recordable(method.on_step, chunk.ctx)):
+            return None
+        room, kept = Room.around(steps, self.reference.batching.batch), self._recording
+        if kept is None or kept.on_step is not method.on_step or not kept.room.holds(room):
+            self._recording = None  # its memory goes first
+            kept = Recording(self.gradients, self.reference.sgd, method.on_step, x, y, w, room)
+            self._recording = kept
+        try:
+            return kept.run(chunk.ctx, steps, [len(ends) for _, ends in chunk.walks], w, chunk.drift)
+        except Unrecordable as problem:
+            self.replays, self.trouble, self._recording = False, f"steps cannot be recorded ({problem})", None
+            return None
 
     def _check(self, ctx: Context, losses: Tensor, deltas: Tensor) -> None:
         if bool(torch.isfinite(losses).all()) and bool(torch.isfinite(deltas.sum())):

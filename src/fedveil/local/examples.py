@@ -11,6 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fedveil.core.stage import PerSample
 from fedveil.local.objective import Objective
+from fedveil.local.precision import Precision, products
 
 CHUNK = 2**28
 """Per-sample gradients are held for about this many bytes at a time."""
@@ -26,8 +27,8 @@ class ExampleGradients:
     values, writing into fresh tensors) takes them one by one.
     """
 
-    def __init__(self, objective: Objective) -> None:
-        self.objective = objective
+    def __init__(self, objective: Objective, precision: Precision = "float32") -> None:
+        self.objective, self.precision = objective, precision
         self.name: str | None = None
         """How gradients are taken, once it has been found out: ``vmap`` or ``one by one``."""
 
@@ -39,12 +40,14 @@ class ExampleGradients:
         total, loss = torch.zeros_like(here), here.new_zeros(())
         rows = max(1, CHUNK // (here.numel() * here.element_size()))
         for part_x, part_y in zip(torch.split(x, rows), torch.split(y, rows), strict=True) if len(x) else ():
-            gradients, losses = self._gradients(here, part_x, part_y)
+            with products(self.precision):
+                gradients, losses = self._gradients(here, part_x, part_y)
             norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)
-            factors = stage.factors(norms).to(gradients.dtype)
+            factors = stage.factors(norms.to(gradients.dtype))  # whose rounding a clip allows for
             if not bool(torch.isfinite(norms).all()):
                 gradients = torch.where(torch.isfinite(norms)[:, None], gradients, 0.0)
-            total += factors @ gradients
+            with products("float32"):
+                total += factors @ gradients
             loss += losses.sum()
         return total, loss
 

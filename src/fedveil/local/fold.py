@@ -14,7 +14,8 @@ from fedveil.local.conv import Conv2d
 from fedveil.local.layers import Embedding, Frame, GroupNorm, Layer, LayerNorm, Linear, Views, squared
 from fedveil.local.losses import per_example
 from fedveil.local.objective import Objective
-from fedveil.local.schedule import Step
+from fedveil.local.precision import Precision, products
+from fedveil.local.schedule import Marks
 from fedveil.local.steps import Into
 
 LAYERS: dict[type[nn.Module], type[Layer]] = {
@@ -30,43 +31,43 @@ class Folded:
     each example by itself, and call each layer once (``admission`` finds out).
     """
 
-    def __init__(self, objective: Objective) -> None:
-        self.layout, self.loss = objective.layout, per_example(objective.loss)
-        self.itemsize = next(objective.module.parameters()).element_size()
+    def __init__(self, objective: Objective, precision: Precision = "float32") -> None:
+        self.layout, self.loss, self.precision = objective.layout, per_example(objective.loss), precision
+        like = next(objective.module.parameters())
+        self.itemsize = like.element_size()
         self.frame = Frame()
-        self.frame.one_by_one = next(objective.module.parameters()).device.type == "cpu"
+        self.frame.in_turn = like.device.type == "cpu"
         self.module = nn.Sequential(deepcopy(objective.module)).train()  # so that every layer has a parent
         self.layers = swap(self.module, objective.layout, self.frame)
         self.held = 0
         """Numbers that a step holds for each example; known after the first step."""
 
-    def __call__(self, here: Tensor, x: Tensor, y: Tensor, step: Step, each: PerSample | None, into: Into) -> Tensor:
+    def __call__(self, here: Tensor, x: Tensor, y: Tensor, marks: Marks, each: PerSample | None, into: Into) -> Tensor:
         """See :class:`~fedveil.local.cohort.Gradients`."""
         frame, clients = self.frame, len(here)
-        if not step.width:
+        if not marks.width:
             into.put(torch.zeros((), dtype=here.dtype, device=here.device))
             return here.new_zeros(clients)
         self._bind(here, into)
-        real = None if step.real is None else torch.from_numpy(step.real).to(here.device)
         frame.books = None if each is None else []
         frame.blank = None
-        if each is None and not step.counts.all():
-            empty = torch.from_numpy(step.counts == 0).to(here.device)
-            frame.blank = empty.repeat_interleave(step.width)
-        with torch.enable_grad():
-            losses = self.loss(self.module(x), y)
-        losses.backward(self._shares(losses, step, mean=each is None))  # type: ignore[no-untyped-call]
+        if each is None and marks.empty is not None:
+            frame.blank = marks.empty.repeat_interleave(marks.width)
+        frame.half = self.precision == "bf16"
+        with products(self.precision):
+            with torch.enable_grad():
+                losses = self.loss(self.module(x), y)
+            losses.backward(_shares(losses, marks, mean=each is None))  # type: ignore[no-untyped-call]
+        frame.half = False
         self._check_calls()
         self.held = self.held or frame.held // len(x)
         for layer in self.layers.values():
             if layer not in frame.reached:
                 frame.skip(layer)
         if each is not None:
-            self._settle(each, real)
-        losses = losses.detach()
-        if real is not None:
-            losses = torch.zeros_like(losses).index_copy_(0, real, losses.index_select(0, real))
-        return losses.view(clients, -1).sum(1)
+            with products("float32"):
+                self._settle(each, marks)
+        return marks.only_real(losses.detach()).view(clients, -1).sum(1)
 
     def footprint(self, method: Method, batch: int) -> int:
         """Bytes of a client's weights (twice where stages act on gradients) and of what its examples leave behind."""
@@ -95,19 +96,8 @@ class Folded:
             out[place][own] = part.view(len(rows), *shape)
         return out
 
-    def _shares(self, losses: Tensor, step: Step, *, mean: bool) -> Tensor:
-        """How much each example's loss counts in the backward pass."""
-        if not mean and step.real is None:
-            return torch.ones_like(losses)
-        counts = torch.from_numpy(step.counts).to(losses)
-        share = 1 / counts.clamp_min(1) if mean else torch.ones_like(counts)
-        if step.real is None:
-            return share.repeat_interleave(step.width)
-        columns = torch.arange(step.width, device=losses.device)
-        return torch.where(columns < counts[:, None], share[:, None], 0.0).reshape(-1)
-
     @torch.no_grad()
-    def _settle(self, each: PerSample, real: Tensor | None) -> None:
+    def _settle(self, each: PerSample, marks: Marks) -> None:
         """Norms, then factors, then sums: all from one backward pass."""
         frame, books = self.frame, self.frame.books
         assert books is not None
@@ -117,12 +107,12 @@ class Folded:
             for (layer, a, g), own in zip(books, singles, strict=True)
         ]
         norms = torch.stack(squares).sum(0).sqrt_()
-        known = norms if real is None else norms.index_select(0, real)
-        factors = each.factors(known)
-        if real is not None:
-            factors = torch.zeros_like(norms).index_copy_(0, real, factors)
+        factors = marks.only_real(each.factors(norms.to(books[0][2].dtype)))  # whose rounding a clip allows for
         finite = torch.isfinite(norms)  # of padding as well: nothing times NaN is NaN
-        frame.blank = None if bool(finite.all()) else ~finite
+        if marks.broken is not None:
+            marks.broken.logical_or_(~finite.all())
+        elif not bool(finite.all()):
+            frame.blank = ~finite
         for (layer, a, g), taken in zip(books, singles, strict=True):
             frame.write_scaled(layer, a, g, taken, factors.to(g.dtype))
         frame.books = None
@@ -132,6 +122,14 @@ class Folded:
             names = [layer.place for layer in self.frame.called]
             odd = next((p for p in self.layers if names.count(p) != 1), "")
             raise ValueError(f"layer {odd!r} was called {names.count(odd)} times in a step; set engine=sequential")
+
+
+def _shares(losses: Tensor, marks: Marks, *, mean: bool) -> Tensor:
+    """How much each example's loss counts in the backward pass."""
+    if not mean:
+        return marks.only_real(torch.ones_like(losses))
+    share = 1 / marks.counts.to(losses).clamp_min(1)
+    return marks.only_real(share.repeat_interleave(marks.width))
 
 
 def swap(module: nn.Module, layout: Layout, frame: Frame) -> dict[str, Layer]:

@@ -24,8 +24,10 @@ class Frame:
 
     def __init__(self) -> None:
         self.clients = 1
-        self.one_by_one = True
+        self.in_turn = True
         """Whether convolutions take clients in turn, as is fastest on a CPU."""
+        self.half = False
+        """Whether products are of numbers rounded to bfloat16."""
         self.into: dict[str, Views] = {}
         self.beta = self.alpha = 1.0
         self.blank: Tensor | None = None
@@ -41,7 +43,7 @@ class Frame:
     def book(self, layer: Layer, a: Tensor, g: Tensor) -> None:
         """Take in what a layer's backward pass found."""
         self.reached.add(layer)
-        self.held += a.numel() + 2 * g.numel()
+        self.held += a.numel() + 2 * g.numel() + layer.extra(a, g)
         if self.books is not None:
             self.books.append((layer, a, g))
         else:
@@ -70,6 +72,16 @@ class Frame:
         """A layer whose output the loss does not use: its gradient is zero."""
         for into in self.targets(layer).values():
             into.put(torch.zeros((), dtype=into.rows.dtype, device=into.rows.device))
+
+    def operand(self, dtype: torch.dtype) -> torch.dtype:
+        """The number format that factors of products may be made in."""
+        return torch.bfloat16 if self.half else dtype
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """``torch.bmm``, in the precision of the step."""
+        if self.half:
+            return torch.bmm(a.bfloat16(), b.bfloat16(), out_dtype=torch.float32)
+        return torch.bmm(a, b)
 
     def targets(self, layer: Layer) -> dict[str, Into]:
         """Where this layer's gradients go."""
@@ -125,6 +137,10 @@ class Layer(nn.Module):
         """Put Σ of the examples' gradients of each client into its row, by name."""
         raise NotImplementedError
 
+    def extra(self, a: Tensor, g: Tensor) -> int:
+        """Numbers that a step holds besides inputs, outputs and their gradients."""
+        return 0
+
     def by_client(self, x: Tensor) -> Tensor:
         """``(clients, examples, ...)``."""
         return x.reshape(self.frame.clients, -1, *x.shape[1:])
@@ -167,15 +183,16 @@ class Linear(Layer):
     def output(self, a: Tensor) -> Tensor:
         """One product per client."""
         rows, weight = self._rows(a), self.views["weight"].transpose(1, 2)
-        if "bias" in self.views:
+        if "bias" in self.views and not self.frame.half:
             out = torch.baddbmm(self.views["bias"][:, None], rows, weight)
         else:
-            out = torch.bmm(rows, weight)
+            out = self.frame.product(rows, weight)
+            out = out.add_(self.views["bias"][:, None]) if "bias" in self.views else out
         return out.view(*a.shape[:-1], -1)
 
     def back(self, a: Tensor, g: Tensor) -> Tensor:
         """G W."""
-        return torch.bmm(self._rows(g), self.views["weight"]).view(a.shape)
+        return self.frame.product(self._rows(g), self.views["weight"]).view(a.shape)
 
     def singles(self, a: Tensor, g: Tensor) -> Views | None:
         """Only where an example has several places, too many for Gram matrices to be smaller."""
@@ -199,7 +216,10 @@ class Linear(Layer):
     def add(self, a: Tensor, g: Tensor, into: dict[str, Into]) -> None:
         """Gᵀ A and Σ g."""
         rows, to = self._rows(g), into["weight"]
-        to.rows.baddbmm_(rows.mT, self._rows(a), beta=to.beta, alpha=to.alpha)
+        if self.frame.half:
+            to.put(self.frame.product(rows.mT, self._rows(a)))
+        else:
+            to.rows.baddbmm_(rows.mT, self._rows(a), beta=to.beta, alpha=to.alpha)
         if "bias" in into:
             into["bias"].put(rows.sum(1))
 

@@ -12,15 +12,16 @@ from fedveil.core.method import Method
 from fedveil.core.stage import PerSample
 from fedveil.local.losses import per_example
 from fedveil.local.objective import Objective
-from fedveil.local.schedule import Step
+from fedveil.local.precision import Precision, products
+from fedveil.local.schedule import Marks
 from fedveil.local.steps import Into
 
 
 class Mapped:
     """Gradients of a module that is mapped over clients, and over their examples where a stage asks for each."""
 
-    def __init__(self, objective: Objective) -> None:
-        self.layout = objective.layout
+    def __init__(self, objective: Objective, precision: Precision = "float32") -> None:
+        self.layout, self.precision = objective.layout, precision
         self.itemsize = next(objective.module.parameters()).element_size()
         self.held = 0
         """Not known; a client's own weights stand for it."""
@@ -36,22 +37,25 @@ class Mapped:
         self._batch = vmap(grad_and_value(batch, has_aux=True))
         self._each = vmap(vmap(grad_and_value(one), in_dims=(None, 0, 0)))
 
-    def __call__(self, here: Tensor, x: Tensor, y: Tensor, step: Step, each: PerSample | None, into: Into) -> Tensor:
+    def __call__(self, here: Tensor, x: Tensor, y: Tensor, marks: Marks, each: PerSample | None, into: Into) -> Tensor:
         """See :class:`~fedveil.local.cohort.Gradients`."""
-        clients = len(here)
-        if not step.width:
+        clients, width = len(here), marks.width
+        if not width:
             into.put(torch.zeros((), dtype=here.dtype, device=here.device))
             return here.new_zeros(clients)
-        counts = torch.from_numpy(step.counts).to(here.device)
-        real = torch.arange(step.width, device=here.device) < counts[:, None]
-        x, y = (values.view(clients, step.width, *values.shape[1:]) for values in (x, y))
+        real = torch.arange(width, device=here.device) < marks.counts[:, None]
+        x, y = (values.view(clients, width, *values.shape[1:]) for values in (x, y))
+        with products(self.precision):
+            if each is None:
+                shares = real / marks.counts.clamp_min(1)[:, None].to(here.dtype)
+                found, (_, losses) = self._batch(self._named(here), x, y, shares)
+            else:
+                found, losses = self._each(self._named(here), x, y)
         if each is None:
-            shares = real / counts.clamp_min(1)[:, None].to(here.dtype)
-            found, (_, losses) = self._batch(self._named(here), x, y, shares)
-            gradient = self._rows(found, 1).masked_fill_((counts == 0)[:, None], 0)
+            gradient = self._rows(found, 1).masked_fill_((marks.counts == 0)[:, None], 0)
         else:
-            found, losses = self._each(self._named(here), x, y)
-            gradient = _scaled_sum(self._rows(found, 2), real, each)
+            with products("float32"):
+                gradient = _scaled_sum(self._rows(found, 2), real, each)
         into.put(gradient)
         return torch.where(real, losses.detach(), 0.0).sum(1)
 
@@ -72,9 +76,9 @@ class Mapped:
 def _scaled_sum(gradients: Tensor, real: Tensor, each: PerSample) -> Tensor:
     """Σ a_i·g_i of each client from ``(clients, examples, dim)``; a gradient that is not finite counts as zero."""
     norms = torch.linalg.vector_norm(gradients, dim=2, dtype=torch.float64)
-    factors = torch.zeros_like(norms)
-    factors[real] = each.factors(norms[real])
+    factors = torch.zeros_like(norms, dtype=gradients.dtype)
+    factors[real] = each.factors(norms[real].to(gradients.dtype))  # whose rounding a clip allows for
     kept = real & torch.isfinite(norms)
     if not bool(kept.all()):
         gradients = gradients.masked_fill(~kept[:, :, None], 0)
-    return torch.bmm(factors.to(gradients.dtype)[:, None], gradients)[:, 0]
+    return torch.bmm(factors[:, None], gradients)[:, 0]

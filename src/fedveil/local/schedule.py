@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,32 @@ POOL = 2**30
 
 
 @dataclass(frozen=True, eq=False)
+class Marks:
+    """Which examples of a step are real, on the device: batches are padded to the same ``width``.
+
+    ``counts`` says how many of each client's batch are real, ``real`` (clients · width) which (None: all), and
+    ``empty`` whose batch has none (None: nobody's). Where a step must read nothing back, it notes in ``broken`` that
+    a norm was not finite.
+    """
+
+    counts: Tensor
+    width: int
+    real: Tensor | None = None
+    empty: Tensor | None = None
+    broken: Tensor | None = None
+
+    @classmethod
+    def padded(cls, counts: Tensor, width: int, broken: Tensor | None = None) -> Marks:
+        """Marks that are right whatever the counts are."""
+        real = (torch.arange(width, device=counts.device) < counts[:, None]).view(-1)
+        return cls(counts, width, real, counts == 0, broken)
+
+    def only_real(self, values: Tensor) -> Tensor:
+        """The values of real examples; zero elsewhere."""
+        return values if self.real is None else torch.where(self.real, values, 0.0)
+
+
+@dataclass(frozen=True, eq=False)
 class Step:
     """One step of the first ``len(counts)`` clients; each batch is padded to the largest with its own first example.
 
@@ -29,13 +55,13 @@ class Step:
     counts: Indices
     width: int
 
-    @cached_property
-    def real(self) -> Indices | None:
-        """Positions of real examples among ``rows``; None when all are."""
+    def marks(self, device: torch.device) -> Marks:
+        """The same facts on a device."""
+        counts = torch.from_numpy(self.counts).to(device)
         if (self.counts == self.width).all():
-            return None
-        found: Indices = np.nonzero((np.arange(self.width) < self.counts[:, None]).reshape(-1))[0]
-        return found
+            return Marks(counts, self.width)
+        found = Marks.padded(counts, self.width)
+        return replace(found, empty=None) if self.counts.all() else found
 
 
 def in_order(walks: Sequence[tuple[Indices, Indices]]) -> list[int]:
@@ -72,15 +98,16 @@ class Pool:
 
     def of(self, clients: Sequence[int]) -> tuple[Tensor, Tensor, list[int]]:
         """Inputs and targets that hold the examples of these clients, and where each client's start."""
-        if self._kept is None and self._small:
+        if self._kept is None and self.stays:
             self._kept = self._gather(range(self.federation.population))
         if self._kept is not None:
             return *self._kept, [int(self._starts[k]) for k in clients]
         starts = np.cumsum([0] + [int(self.federation.sizes[k]) for k in clients[:-1]])
         return *self._gather(clients), starts.tolist()
 
-    @property
-    def _small(self) -> bool:
+    @cached_property
+    def stays(self) -> bool:
+        """Whether all examples stay on the device."""
         one = self.federation.train(0).x
         return int(self._starts[-1]) * one[0].numel() * self.like.element_size() <= POOL
 

@@ -24,6 +24,7 @@ from fedveil.local.batches import Batching, Indices
 from fedveil.local.engine import check_finite
 from fedveil.local.examples import ExampleGradients
 from fedveil.local.objective import Objective, Sgd, predict
+from fedveil.local.precision import Precision, products
 from fedveil.local.steps import Walk, moves
 
 
@@ -41,11 +42,12 @@ class Sequential:
     sgd: Sgd
     seed: int
     name: str = "sequential"
+    precision: Precision = "float32"
 
     @cached_property
     def examples(self) -> ExampleGradients:
         """Gradients of single examples."""
-        return ExampleGradients(self.objective)
+        return ExampleGradients(self.objective, self.precision)
 
     def train(self, method: Method, server: State, drift: Tensor | None, ctx: Context) -> Moves:
         """Train ``ctx.clients`` in turn (see :class:`~fedveil.local.engine.Engine`)."""
@@ -102,15 +104,17 @@ class Sequential:
     def outputs(self, server: State, x: Tensor) -> Tensor:
         """Answers of the model with the server's weights."""
         self.bind(server)
-        return predict(self.objective, x)
+        with products("float32"):
+            return predict(self.objective, x)
 
     def _backward(self, grad: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """Fill ``grad`` with the batch's mean gradient (zero for an empty batch); the sum of the losses."""
         grad.zero_()
         if not len(y):
             return grad.new_zeros(())
-        loss = self.objective.loss(self.objective.module(x), y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        with products(self.precision):
+            loss = self.objective.loss(self.objective.module(x), y)
+            loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach() * len(y)
 
     def _placed(self, values: Tensor) -> Tensor:

@@ -82,10 +82,8 @@ class Walk:
     @torch.no_grad()
     def arrived(self, n: int) -> None:
         """The rest of a step whose gradients went ``into`` the rows."""
-        here, each = self.here[:n], self.on_step.per_sample
-        if len(self.on_step) and n not in self._last:
-            alike = torch.zeros_like(here[:, :1])  # facts do not depend on values
-            self._last[n] = self.on_step(Signal(alike) if each is None else each.summed(alike), self.ctx.first(n))
+        here = self.here[:n]
+        self.observe(n)
         if self.velocity is not None:
             velocity = self.velocity[:n]
             if self.drift is not None:
@@ -95,6 +93,12 @@ class Walk:
             here.add_(velocity, alpha=-self.sgd.lr)
         elif self.drift is not None:
             here.add_(self.drift[:n], alpha=-self.sgd.lr)
+
+    def observe(self, n: int) -> None:
+        """Take note of what the stages do to the gradients of the first ``n`` rows; facts do not depend on values."""
+        if len(self.on_step) and n not in self._last:
+            each, alike = self.on_step.per_sample, torch.zeros_like(self.here[:n, :1])
+            self._last[n] = self.on_step(Signal(alike) if each is None else each.summed(alike), self.ctx.first(n))
 
     def facts(self) -> list[Signal]:
         """What is known of each client's last gradient, one row each, where the first rows walk longest."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedveil.core.errors import Refused, positive
 from fedveil.core.flat import Layout
 from fedveil.core.signal import Signal
-from fedveil.core.stage import Context
+from fedveil.core.stage import Context, Replay
 
 
 def margin(dtype: torch.dtype) -> float:
@@ -78,6 +78,11 @@ class ClipEach:
 
     def __post_init__(self) -> None:
         positive(norm=self.norm)
+
+    @property
+    def replay(self) -> Replay:
+        """Products and comparisons."""
+        return "quiet"
 
     def factors(self, norms: Tensor) -> Tensor:
         """min(1, C/‖g_i‖), in the shape and dtype of the norms; 0 where a norm is not finite."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedveil.core.errors import Refused, one_of
 from fedveil.core.flat import Layout
 from fedveil.core.signal import Signal
-from fedveil.core.stage import Context
+from fedveil.core.stage import Context, Replay
 
 Scope = Literal["layer", "model"]
 Target = Literal["zero", "previous"]
@@ -55,6 +55,11 @@ def factors(squares: Tensor, m: Tensor, variance: Tensor) -> Tensor:
     )
 
 
+@lru_cache(maxsize=64)
+def _on(lengths: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(lengths, device=device)
+
+
 @dataclass(frozen=True)
 class Shrink:
     """JS⁺ on every row: by layer, or on the whole vector (then it is no more than a step size).
@@ -77,6 +82,11 @@ class Shrink:
         """Whether it asks for the mean move of the last round."""
         return self.target == "previous"
 
+    @property
+    def replay(self) -> Replay:
+        """Sums and products."""
+        return "quiet"
+
     def __call__(self, signal: Signal, ctx: Context) -> Signal:
         """All rows at once, in float64."""
         if not signal.released:
@@ -92,8 +102,8 @@ class Shrink:
         lengths = blocks(ctx.layout, self.scope) if ctx.layout.dim == signal.dim else (signal.dim,)
         parts = torch.split(rest, list(lengths), dim=1)
         squares = torch.stack([part.square().sum(dim=1) for part in parts], dim=1)
-        m = torch.tensor(lengths, device=value.device)
-        kept = torch.repeat_interleave(factors(squares, m, variance), m, dim=1)
+        m = _on(lengths, value.device)
+        kept = torch.repeat_interleave(factors(squares, m, variance), m, dim=1, output_size=signal.dim)
         shrunk = rest.mul_(kept).add_(centre).to(signal.value.dtype)
         return replace(signal, value=shrunk, noise_var=None)
 

@@ -148,7 +148,7 @@ def prepare(
     if settings.stop.accuracy is not None and not federation.classes:
         raise Refused("stop.accuracy: there is no accuracy where the target is a number; use stop.patience")
     _refuse_leaks(settings, recipe, federation, objective)
-    facts = Facts(objective, federation, batching, settings.sgd, settings.seed)
+    facts = Facts(objective, federation, batching, settings.sgd, settings.seed, settings.precision)
     engine, reason = choose(settings.engine, facts, recipe)
     training = Training(config, settings, recipe, federation, objective, engine, reason, cohort, batching)
     if not calibrated:

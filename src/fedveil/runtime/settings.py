@@ -11,6 +11,7 @@ import torch
 from fedveil.core.errors import Refused, fraction, not_negative, one_of, positive
 from fedveil.local.batches import Batching, Drawing
 from fedveil.local.objective import Sgd
+from fedveil.local.precision import Precision
 from fedveil.privacy.events import ACCOUNTANT_NAMES, Adjacency
 from fedveil.privacy.rng import Rng
 from fedveil.runtime.build import call
@@ -98,6 +99,7 @@ class Settings:
     seed: int = 0
     device: Literal["cpu", "cuda", "auto"] = "cpu"
     dtype: Literal["float32", "float64"] = "float32"
+    precision: Precision = "float32"
     batch_norm: Literal["keep", "group_norm"] = "keep"
     sigma_per_client: bool | None = None
     engine: Literal["auto", "fold", "vmap", "sequential"] = "auto"
@@ -116,6 +118,11 @@ class Settings:
         for name in ("population", "cohort", "threads"):
             if getattr(self, name) is not None:
                 positive(**{name: getattr(self, name)})
+        if self.precision != "float32" and (self.torch_device.type == "cpu" or self.dtype != "float32"):
+            raise Refused(
+                f"precision: {self.precision} is a faster way to multiply float32 numbers on a CUDA device; "
+                "set device=cuda and dtype=float32, or precision=float32"
+            )
         self.batching  # noqa: B018  (refuses a wrong batch, steps or local_epochs)
 
     @classmethod

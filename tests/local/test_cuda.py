@@ -1,0 +1,174 @@
+"""On a CUDA device: recorded steps, issued steps and the sequential engine agree; noise is what it says it is."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from tests.local.engines import Reader, assert_alike, counted, images, sentences, train
+from tests.local.test_cohort import METHODS, WALKS, broken
+from tests.support import blobs
+
+import fedveil
+from fedveil.core.signal import Signal
+from fedveil.core.stage import Context
+from fedveil.core.streams import stream
+from fedveil.local.layers import Frame
+from fedveil.local.unfold import Window, patches
+from fedveil.privacy.noise import gaussian
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+    pytest.mark.filterwarnings("ignore"),  # the machine's own torch may be another version
+]
+MORE = {
+    f"{name}-{variant}": [f"method={name}", "sigma=0.3", f"method.algorithm_variant={variant}"]
+    for name in ("dp_fed_stein", "dp_scaffold", "dp_scaffold_stein")
+    for variant in ("last_noise_server_jse", "step_noise_step_jse", "step_noise_final_jse")
+}
+ALL = METHODS | MORE
+
+
+@cache
+def trained(model, method, walk, engine, replays=None):
+    settings = [*ALL[method], *WALKS[walk]]
+    if model == "reader":
+        return train(sentences(), *settings, engine=engine, replays=replays, device="cuda", model=Reader())
+    sizes = {"mlp": ["model.hidden=6"], "cnn_large": ["model.hidden=20"]}.get(model, [])
+    data = images(clients=3) if model.startswith("cnn") else blobs()
+    return train(data, *settings, f"model={model}", *sizes, engine=engine, replays=replays, device="cuda")
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("method", ALL)
+@pytest.mark.parametrize("model", ["mlp", "cnn", "cnn_large", "reader"])
+def test_replayed_steps_equal_the_sequential_engine(model, method, walk):
+    replayed = trained(model, method, walk, "fold", True)
+    assert replayed.training.engine.trouble is None
+    assert replayed.training.engine._recording is not None
+    assert_alike(replayed, trained(model, method, walk, "sequential"))
+
+
+@pytest.mark.parametrize("walk", WALKS)
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_issued_steps_equal_the_sequential_engine(model, method, walk):
+    assert_alike(trained(model, method, walk, "fold", False), trained(model, method, walk, "sequential"))
+
+
+@pytest.mark.parametrize("method", ["scaffold", "dp_fed_stein-step_noise_step_jse"])
+def test_mapping_equals_the_sequential_engine(method):
+    assert_alike(trained("cnn", method, "poisson", "vmap"), trained("cnn", method, "poisson", "sequential"))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "dp_scaffold_stein-step_noise_final_jse"])
+def test_chunks_change_nothing(method):
+    data, texts = images(clients=4), [*ALL[method], *WALKS["poisson"], "model=cnn"]
+    together = train(data, *texts, engine="fold", device="cuda")
+    for chunk in (1, 2):
+        assert_alike(train(data, *texts, engine="fold", device="cuda", chunk=chunk), together)
+
+
+def test_noise_of_each_client_by_its_own_sigma():
+    texts = ["method=dp_fedavg_local", "privacy={epsilon: 5}", "rounds=3", "batch=3", "steps=4", "model=mlp"]
+    texts = [*texts, "model.hidden=6"]
+    a, b = (train(blobs(), *texts, engine=e, device="cuda") for e in ("fold", "sequential"))
+    assert a.training.engine._recording is not None
+    assert_alike(a, b)
+    assert len({r.noise_std for r in a.releases}) > 1
+
+
+def test_broken_examples_count_as_zero_under_a_clip():
+    texts = [*METHODS["dp_fedavg_local-step_noise"], "batch=3", "local_epochs=2", "model=mlp", "model.hidden=4"]
+    found, expected = (
+        train(broken(4), *texts, engine=e, rounds=1, device="cuda") for e in ("fold", "sequential")
+    )  # fmt: skip
+    assert bool(torch.isfinite(found.server["w"]).all())
+    assert torch.allclose(found.server["w"], expected.server["w"], rtol=0, atol=1e-12)
+    assert found.releases and counted(found.releases) == counted(expected.releases)
+
+
+def nosy(outputs, targets):
+    """A loss that reads a value, which no recording can repeat."""
+    return torch.nn.functional.cross_entropy(outputs, targets) * (1.0 if float(outputs.sum()) < 1e30 else 0.5)
+
+
+def test_a_step_that_cannot_be_recorded_is_issued():
+    texts = [*METHODS["scaffold"], "batch=6", "model=mlp", "model.hidden=6"]
+    a, b = (train(blobs(), *texts, loss=nosy, engine=e, device="cuda") for e in ("auto", "sequential"))
+    assert_alike(a, b)
+
+
+def test_patches_are_those_of_torch():
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    for dtype, size in ((torch.float32, 9), (torch.float64, 4)):
+        a = torch.randn(6, 3, size + 2, size, generator=generator, device="cuda", dtype=dtype)
+        for window in (
+            Window((3, 3), (1, 1), (1, 1), (1, 1)),
+            Window((2, 3), (2, 1), (0, 2), (1, 2)),
+            Window((1, 1), (3, 2), (0, 0), (1, 1)),
+        ):
+            assert torch.equal(patches(a, window, 2).cpu(), patches(a.cpu(), window, 2))
+
+
+def test_noise_drawn_on_the_device_is_gaussian():
+    """Kolmogorov-Smirnov on 400,000 numbers, and each row's variance: a false alarm once in 10,000 runs."""
+    rows, dim, std = 40, 10_001, 0.7
+    ctx = Context(0, None, list(range(rows)), [stream(7, "noise", k) for k in range(rows)])  # type: ignore[arg-type]
+    value = torch.full((rows, dim), 3.0, dtype=torch.float64, device="cuda")
+    out = gaussian(std)(Signal(value, bound=1.0, unit="client"), ctx)
+    noise = ((out.value - 3.0) / std).cpu().numpy()
+    assert stats.kstest(noise.ravel(), "norm").pvalue > 1e-4
+    low, high = stats.chi2.ppf([5e-5 / rows, 1 - 5e-5 / rows], dim) / dim
+    assert ((noise**2).mean(axis=1) > low).all() and ((noise**2).mean(axis=1) < high).all()
+    assert np.abs(np.corrcoef(noise) - np.eye(rows)).max() < 6 / np.sqrt(dim)
+    half = (dim + 1) // 2
+    assert abs(np.corrcoef(noise[0, : half - 1], noise[0, half:])[0, 1]) < 5 / np.sqrt(half)
+    grid = 2.0 ** np.floor(np.log2(std * 2.0**-20))
+    assert np.array_equal(out.value.cpu().numpy() / grid, np.round(out.value.cpu().numpy() / grid))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bf16"])
+def test_fast_products_learn_the_same_and_never_reach_what_is_clipped(precision):
+    """The bound of what is summed is that of float32, whatever the gradients were made of."""
+    seen = []
+
+    data = images(clients=3, examples=40)
+    texts = [*METHODS["dp_fedavg_local-last_noise"], "model=cnn", "batch=1", "steps=2", "sampling=poisson", "lr=1.0"]
+    fixed = ["device=cuda", "engine=fold", "cohort=3"]
+    from tests.local.engines import configuration
+
+    from fedveil.runtime.prepare import prepare
+
+    training = prepare(configuration(*texts, *fixed, f"precision={precision}", "method.clip_norm=0.01"), data=data)
+    engine, each = training.engine, training.method.on_step.per_sample
+    from fedveil.local.schedule import Marks
+    from fedveil.local.steps import Into
+
+    w = training.objective.initial()
+    for i in range(20):
+        x, y = (v[i : i + 1].to("cuda") for v in (data.train(0).x, data.train(0).y))
+        into = Into(torch.empty(1, w.numel(), device="cuda"))
+        engine.gradients(w[None], x.float(), y, Marks(torch.ones(1, dtype=torch.int64, device="cuda"), 1), each, into)
+        seen.append(float(into.rows.double().norm()))
+    assert max(seen) <= 0.01  # the margin of a clip covers what float32 rounds
+    assert min(seen) > 0.0099
+    plain = fedveil.run(
+        method="fedavg", data="digits", model="cnn", rounds=3, device="cuda", engine="fold", precision=precision
+    )
+    exact = fedveil.run(method="fedavg", data="digits", model="cnn", rounds=3, device="cuda", engine="fold")
+    assert abs(plain.accuracy - exact.accuracy) < 0.1
+    assert plain.summary["model_hash"] != exact.summary["model_hash"]
+
+
+def test_products_are_exact_where_nothing_else_was_asked_for():
+    frame, (a, b) = Frame(), torch.randn(2, 3, 64, 64, device="cuda")
+    assert not frame.half
+    from fedveil.local.precision import products
+
+    with products("float32"):
+        error = (frame.product(a, b).double() - torch.bmm(a.double(), b.double())).abs().max()
+    with products("tf32"):
+        rough = (frame.product(a, b).double() - torch.bmm(a.double(), b.double())).abs().max()
+    assert error < 1e-4 < rough
