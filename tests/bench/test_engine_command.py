@@ -89,7 +89,7 @@ def _made_up(times):
         "device": "cpu",
         "machine": "m",
         "threads": 2,
-        "precision": "f",
+        "precision": "float32",
     }
     return {
         "about": about,

@@ -16,6 +16,7 @@ from fedveil.bench.machine import timed
 from fedveil.bench.ours import Ours
 from fedveil.bench.rivals import FLOWER, OURS, Rival, rivals
 from fedveil.bench.scenario import Scenario, Setting
+from fedveil.local.precision import products
 
 Tell = Callable[[str], None]
 
@@ -49,8 +50,10 @@ def compare(scenario: Scenario, how: How, tell: Tell) -> dict[str, Any]:
     setting = Setting(scenario, how.device, precision=how.precision)
     example = setting.examples(0)[0][:1]
     flops = of_round(scenario, setting.module(), example)
-    runners, table = _warm(scenario, [r for r in present if r.build is not None], setting, how, tell)
-    _take_turns(runners, how, tell)
+    # Everybody's products have the same format; torch alone would let a loop's convolutions use tf32 on a GPU.
+    with products("float32" if how.precision == "float32" else "tf32"):
+        runners, table = _warm(scenario, [r for r in present if r.build is not None], setting, how, tell)
+        _take_turns(runners, how, tell)
     mine = runners[0]
     for runner in runners:
         table[runner.name] |= _row(runner.seconds, mine.seconds)

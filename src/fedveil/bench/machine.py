@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import fedveil
+from fedveil.local.precision import products
 
 REPEATS = 7
 
@@ -43,13 +44,10 @@ def peaks(device: str) -> dict[str, float]:
     """FLOP/s of a large matrix product, by number format: the limit that a round is held against."""
     if device == "cpu":
         return {"float32": product("cpu", torch.float32, 2048)}
-    found = {"float32": product(device, torch.float32, 8192)}
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = True
-    try:
+    with products("float32"):
+        found = {"float32": product(device, torch.float32, 8192)}
+    with products("tf32"):
         found["tf32"] = product(device, torch.float32, 8192)
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
     found["bf16"] = product(device, torch.bfloat16, 8192)
     return found
 
