@@ -27,7 +27,8 @@ check: $(VENV)/.suite
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/fedavg_loop.py
 	$(BIN)/python benchmarks/accounting.py
-	$(BIN)/fedveil bench engine --json engine.json --page docs/results/engine.md
+	mkdir -p runs
+	$(BIN)/fedveil bench engine --json runs/engine.json --page runs/engine.md
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit("FedVeil needs Python 3.11 or newer; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
