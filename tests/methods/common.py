@@ -45,6 +45,12 @@ def silent(dim: int, sizes=(10, 20, 40)):
     return fedveil.data.from_clients(parts, test=parts[0], classes=0, name="silent")
 
 
+def constant(gradients: np.ndarray, examples: int = BATCH):
+    """Clients with a gradient each that is the same for all their examples and weights; a batch is all they have."""
+    parts = [(np.tile(g, (examples, 1)), np.zeros(examples)) for g in gradients]
+    return fedveil.data.from_clients(parts, test=parts[0], classes=0, holdout=0.0, name="constant")
+
+
 def training(method: str, variant: str, data, dim: int, *overrides: str):
     """The parts of a run of this variant on a linear model."""
     texts = [f"method={method}", f"algorithm_variant={variant}", f"sigma={SIGMA}", f"clip_norm={CLIP}"]
@@ -52,14 +58,9 @@ def training(method: str, variant: str, data, dim: int, *overrides: str):
     return prepare(resolve([*texts, *overrides]), data=data, model=Flat(dim), loss=mean_output)
 
 
-def one_round(parts, method=None, server=None, memory=None, number=1):
-    """Moves, uploads and arrival of one round of everybody; ``method`` may differ from the one that was prepared."""
-    method = method or parts.method
-    server = server or parts.start()
-    cohort = list(range(parts.federation.population))
-    if memory is None and method.local.remembers:
-        memory = torch.zeros(len(cohort), server["w"].numel(), dtype=server["w"].dtype)
-    ctx = Context(
+def context(parts, server, number, cohort):
+    """Where these clients stand in this round."""
+    return Context(
         number,
         parts.objective.layout,
         cohort,
@@ -68,6 +69,19 @@ def one_round(parts, method=None, server=None, memory=None, number=1):
         batches=[stream(7, "batches", number, k) for k in cohort],
         previous=server["previous"][None, :] if "previous" in server else None,
     )
+
+
+def one_round(parts, method=None, server=None, memory=None, number=1, cohort=None):
+    """Moves, uploads and arrival of one round of the cohort (everybody), and the memories of its members.
+
+    ``method`` may differ from the one that was prepared.
+    """
+    method = method or parts.method
+    server = server or parts.start()
+    cohort = list(range(parts.federation.population)) if cohort is None else cohort
+    if memory is None and method.local.remembers:
+        memory = torch.zeros(len(cohort), server["w"].numel(), dtype=server["w"].dtype)
+    ctx = context(parts, server, number, cohort)
     moves = parts.engine.train(method, server, method.local.drift(memory, server), ctx)
     uploads, memory = depart(method, moves, memory, server, ctx)
     arrival = arrive(method, uploads, parts.shares(cohort, moves), server, ctx.at_server())
@@ -84,6 +98,8 @@ __all__ = [
     "STEPS",
     "VARIANTS",
     "Flat",
+    "constant",
+    "context",
     "one_round",
     "silent",
     "training",

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from tests.methods.common import IDS, VARIANTS
 from tests.support import blobs
 
 import fedveil
+from fedveil.methods.dp_fedavg_local import dp_fedavg_local
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.rdp import ORDERS
 
@@ -19,8 +21,8 @@ BATCH, STEPS, LR, CLIP, SIGMA, ROUNDS = 8, 3, 0.1, 0.7, 1.5, 4
 
 def run(tmp_path, method, *overrides, rounds=ROUNDS, cohort=2, **kw):
     texts = [f"sigma={SIGMA}", f"clip_norm={CLIP}", f"batch={BATCH}", f"lr={LR}"]
-    settings = {"model": "logistic", "rounds": rounds, "cohort": cohort, "out": tmp_path / "r"} | kw
-    return fedveil.run(*texts, *overrides, method=method, data=blobs(), **settings)
+    settings = {"model": "logistic", "rounds": rounds, "cohort": cohort, "out": tmp_path / "r", "data": blobs()} | kw
+    return fedveil.run(*texts, *overrides, method=method, **settings)
 
 
 def reference(rate, multiplier, times):
@@ -142,9 +144,45 @@ def test_one_step_and_a_plain_mean_protect_better_against_the_public(tmp_path):
     assert public.epsilon < rows(result)["server", "record"].epsilon
 
 
+def test_the_smallest_cohort_counts_where_cohorts_are_drawn_by_coins(tmp_path):
+    """Poisson selection: n_t differs from round to round, and a client's records are charged for the smallest."""
+    result = run(tmp_path, "dp_fedavg_local", "steps=1", "selection=poisson", data=blobs(8), cohort=5, rounds=8)
+    cohorts = [e["clients"] for e in result.history]
+    least = {k: min(len(c) for c in cohorts if k in c) for c in cohorts for k in c}
+    assert len({len(c) for c in cohorts}) > 2 and min(least.values()) > 1
+    public = rows(result)["public", "record"]
+    expected = max(
+        reference(BATCH / n, SIGMA * math.sqrt(least[k] - 1), joined(result)[k])
+        for k, n in enumerate(blobs(8).sizes)
+        if k in least
+    )
+    assert public.status == "proved"
+    assert public.epsilon == pytest.approx(expected, rel=2e-3)
+
+
+@dataclass(frozen=True)
+class Median:
+    """The coordinate-wise median: no sum of the cohort's noises."""
+
+    needs = "each"
+
+    def __call__(self, uploads, weights):
+        return replace(uploads.unbounded(), value=uploads.value.median(dim=0, keepdim=True).values, noise_var=None)
+
+
+def test_only_a_plain_mean_averages_noises(tmp_path):
+    shape = {"clip_norm": CLIP, "sigma": SIGMA, "batch": BATCH, "travel": LR, "steps": 1}
+    method = dp_fedavg_local(**shape, aggregate=Median())
+    settings = {"model": "logistic", "rounds": 2, "cohort": 4, "steps": 1, "lr": LR, "batch": BATCH}
+    result = fedveil.run(method=method, data=blobs(), out=tmp_path / "r", **settings)
+    assert {r.status for r in result.statement.rows} == {"proved", "none"}, "nothing is claimed of an average"
+    assert rows(result)["public", "record"].epsilon == rows(result)["server", "record"].epsilon
+
+
 @pytest.mark.parametrize(
     ("method", "overrides"),
     [
+        ("dp_fedavg_local", ["steps=1", "sigma=null", "privacy.epsilon=4"]),  # each client its own noise
         ("dp_fedavg_local", ["steps=2"]),
         ("dp_fed_stein", ["steps=1", "algorithm_variant=step_noise_step_jse"]),
         ("dp_fed_stein", ["steps=1", "algorithm_variant=step_noise_final_jse"]),

@@ -75,14 +75,14 @@ class Method:
 
     @property
     def reads_public(self) -> bool:
-        """Whether a stage behind packing asks which part of a move is public."""
-        return bool(len(self.on_upload) or len(self.on_mean))
+        """Whether somebody behind packing asks which part of a move is public: a stage, or the next round."""
+        return bool(len(self.on_upload) or len(self.on_mean) or self.looks_back)
 
     @property
     def looks_back(self) -> bool:
         """Whether a stage asks for the mean move of the last round."""
         slots = (self.on_step, self.on_delta, self.on_upload, self.on_mean)
-        return any(getattr(stage, "looks_back", False) for slot in slots for stage in slot)
+        return any(_looks_back(stage) for slot in slots for stage in slot)
 
     @property
     def fixed_divisor(self) -> bool:
@@ -153,6 +153,11 @@ class Method:
             raise Refused(f"{self.name}: {_name(self.local)} must list {MOVE!r} as its first channel")
 
     def _check_slots(self) -> None:
+        if any(map(_looks_back, self.on_step)) and not self.local.drift_is_public:
+            raise Refused(
+                f"{self.name}: a stage of on_step looks back at the last mean move, which holds a drift correction that "
+                "nobody can take out, so that it would count twice; use shrink.target=zero"
+            )
         for slot in ("on_step", "on_delta", "on_upload", "on_mean"):
             stages = tuple(getattr(self, slot))
             allowed = 1 if slot == "on_step" else 0
@@ -165,6 +170,10 @@ class Method:
 
 
 _DUMMY = Layout(("matrix", "vector"), ((4, 3), (12,)))
+
+
+def _looks_back(stage: object) -> bool:
+    return bool(getattr(stage, "looks_back", False))
 
 
 def _name(part: object) -> str:

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from fedveil.core.method import Method
 
 PREVIOUS = "previous"
-"""The server's name for the mean move of the last round, kept where a stage looks back at it."""
+"""The server's name for what the data did to the mean move of the last round (drift correction taken out, where it is
+public), kept where a stage looks back at it."""
 
 BUFFERS = "buffers"
 """The channel of running statistics of normalisation layers; plain averaging, never under privacy."""
@@ -112,5 +113,6 @@ def arrive(method: Method, uploads: Uploads, shares: Shares, server: State, ctx:
     if BUFFERS in mean:
         after[BUFFERS] = server[BUFFERS] + mean[BUFFERS].value[0]
     if method.looks_back:
-        after[PREVIOUS] = mean[MOVE].value[0]
+        # This round's correction is added to it again wherever it is read, so that the last one's must go.
+        after[PREVIOUS] = (mean[MOVE].value - mean[MOVE].public)[0]
     return Arrival(after | ctx.memory, mean, delivery.bytes_up if came else 0)

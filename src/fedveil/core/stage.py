@@ -54,7 +54,8 @@ class Context:
     ``streams`` holds one generator per row, owned by (round, client) or (round, server); a stage that draws
     numbers for row i takes them from ``streams[i]`` and from nowhere else; ``batches`` are the streams that choose
     each client's training examples. ``server`` is the stream of what the server draws. ``memory`` is what stages
-    remember between rounds, made of released values only; ``previous`` is the mean move of the last round, released.
+    remember between rounds, made of released values only; ``previous`` is the mean move of the last round, released,
+    without its public part.
     ``drawn`` stands for the streams where a step is replayed on a device.
     """
 
