@@ -66,6 +66,7 @@ def test_a_leaking_run_claims_nothing_and_says_so_first(tmp_path, capsys):
         "allow_leak=true",
         "sigma=1",
         method="dp_scaffold_stein",
+        algorithm_variant=1,
         data=blobs(),
         rounds=2,
         out=tmp_path / "r",

@@ -161,7 +161,7 @@ def test_a_plan_leaves_no_trace(tmp_path, monkeypatch):
     data = orjson.loads((tmp_path / "plan.json").read_bytes())
     assert data["rounds"] == 3
     assert data["noise"][0]["mechanism"] == "gaussian"
-    (proved,) = [r for r in data["statement"]["rows"] if (r["observer"], r["unit"]) == ("server", "client")]
+    (proved,) = [r for r in data["statement"]["rows"] if (r["observer"], r["unit"]) == ("server", "record")]
     assert math.isclose(proved["epsilon"], 8.0, rel_tol=0.01)
 
 
