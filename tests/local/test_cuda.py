@@ -1,22 +1,33 @@
 """On a CUDA device: recorded steps, issued steps and the sequential engine agree; noise is what it says it is."""
 
+from copy import deepcopy
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
-from tests.local.engines import Reader, assert_alike, counted, images, sentences, train
+from tests.local.engines import Reader, assert_alike, configuration, counted, images, sentences, train
 from tests.local.test_cohort import METHODS, WALKS, broken
 from tests.support import blobs
+from torch import nn
+from torch.nn import functional as F
 
 import fedveil
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 from fedveil.core.streams import stream
+from fedveil.local.fold import Folded
+from fedveil.local.fused import FusedMaxPool2d
 from fedveil.local.layers import Frame
+from fedveil.local.objective import Objective
+from fedveil.local.precision import products
+from fedveil.local.schedule import Marks
+from fedveil.local.steps import Into
 from fedveil.local.unfold import Window, patches
+from fedveil.privacy.clip import clip_each
 from fedveil.privacy.noise import gaussian
+from fedveil.runtime.prepare import prepare
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
@@ -129,6 +140,57 @@ def test_noise_drawn_on_the_device_is_gaussian():
     assert np.array_equal(out.value.cpu().numpy() / grid, np.round(out.value.cpu().numpy() / grid))
 
 
+def far(found, right):
+    return float((found.double() - right.double()).norm() / right.double().norm())
+
+
+GEOMETRIES = [  # clients, examples, channels in and out, image, and the layer's settings
+    (3, 5, 2, 7, (9, 8), {"kernel_size": (3, 2), "padding": (1, 0)}),
+    (2, 3, 3, 16, (11, 11), {"kernel_size": 3, "stride": 2, "padding": 1}),
+    (2, 4, 5, 33, (10, 9), {"kernel_size": (2, 3), "stride": (1, 2), "padding": (0, 2), "dilation": (2, 1)}),
+    (2, 2, 8, 6, (12, 12), {"kernel_size": 5, "padding": 2, "groups": 2}),
+    (4, 1, 1, 80, (6, 6), {"kernel_size": 3}),
+]
+
+
+@pytest.mark.parametrize("each", [False, True])
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_kernels_in_float32_equal_the_layers_they_stand_for(geometry, each):
+    """A whole small network: convolution, GroupNorm, pooling; float32 kernels against float64 without any."""
+    clients, examples, channels, wide, image, settings = geometry
+    torch.manual_seed(0)
+    groups = 2 if wide % 2 == 0 else 1
+    net = nn.Sequential(
+        nn.Conv2d(channels, wide, **settings), nn.GroupNorm(groups, wide), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.LazyLinear(3),
+    )  # fmt: skip
+    net(torch.zeros(1, channels, *image))
+    x = torch.randn(clients * examples, channels, *image, device="cuda")
+    y = torch.randint(0, 3, (len(x),), device="cuda")
+    stage = clip_each(0.3) if each else None
+    rows = []
+    for dtype in (torch.float32, torch.float64):
+        objective = Objective.of(deepcopy(net).cuda().to(dtype), F.cross_entropy)
+        noise = torch.randn(clients, objective.layout.dim, generator=torch.Generator().manual_seed(1))
+        here = objective.initial() + 0.1 * noise.cuda().to(dtype)
+        into = Into(torch.empty_like(here))
+        counts = torch.full((clients,), examples, device="cuda")
+        Folded(objective)(here, x.to(dtype), y, Marks(counts, examples), stage, into)
+        rows.append(into.rows)
+    assert far(*rows) < 2e-5
+
+
+def test_pooling_as_torch_has_it():
+    for size, kernel in (((3, 4, 7, 9), (2, 2)), ((2, 3, 8, 8), (3, 2))):
+        x = torch.randn(*size, device="cuda").relu().requires_grad_()
+        x.data[0, 0, 0, 0] = float("nan")
+        pooled = FusedMaxPool2d.of(nn.MaxPool2d(kernel))(x)
+        right = F.max_pool2d(x, kernel)
+        g = torch.randn_like(right)
+        assert torch.equal(pooled.nan_to_num(7.0), right.nan_to_num(7.0))
+        assert torch.equal(*(torch.autograd.grad(out, x, g)[0] for out in (pooled, right)))
+
+
 @pytest.mark.parametrize("precision", ["tf32", "bf16"])
 def test_fast_products_learn_the_same_and_never_reach_what_is_clipped(precision):
     """The bound of what is summed is that of float32, whatever the gradients were made of."""
@@ -137,15 +199,8 @@ def test_fast_products_learn_the_same_and_never_reach_what_is_clipped(precision)
     data = images(clients=3, examples=40)
     texts = [*METHODS["dp_fedavg_local-last_noise"], "model=cnn", "batch=1", "steps=2", "sampling=poisson", "lr=1.0"]
     fixed = ["device=cuda", "engine=fold", "cohort=3"]
-    from tests.local.engines import configuration
-
-    from fedveil.runtime.prepare import prepare
-
     training = prepare(configuration(*texts, *fixed, f"precision={precision}", "method.clip_norm=0.01"), data=data)
     engine, each = training.engine, training.method.on_step.per_sample
-    from fedveil.local.schedule import Marks
-    from fedveil.local.steps import Into
-
     w = training.objective.initial()
     for i in range(20):
         x, y = (v[i : i + 1].to("cuda") for v in (data.train(0).x, data.train(0).y))
@@ -164,9 +219,7 @@ def test_fast_products_learn_the_same_and_never_reach_what_is_clipped(precision)
 
 def test_products_are_exact_where_nothing_else_was_asked_for():
     frame, (a, b) = Frame(), torch.randn(2, 3, 64, 64, device="cuda")
-    assert not frame.half
-    from fedveil.local.precision import products
-
+    assert frame.precision == "float32"
     with products("float32"):
         error = (frame.product(a, b).double() - torch.bmm(a.double(), b.double())).abs().max()
     with products("tf32"):

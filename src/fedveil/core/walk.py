@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 
@@ -17,11 +19,13 @@ def coefficients(lr: float, momentum: float, steps: int) -> np.ndarray:
     return np.asarray(lr * (1.0 - momentum**ages) / (1.0 - momentum))
 
 
+@lru_cache(maxsize=4096)
 def travel(lr: float, momentum: float, steps: int) -> float:
     """Σ a_j: a constant gradient g moves the client by −travel·g (K·η without momentum; SPEC 2)."""
     return float(coefficients(lr, momentum, steps).sum())
 
 
+@lru_cache(maxsize=4096)
 def energy(lr: float, momentum: float, steps: int) -> float:
     """Σ a_j²: independent noise of variance v in every step's gradient becomes energy·v in the move (SPEC 3.2)."""
     return float(np.square(coefficients(lr, momentum, steps)).sum())

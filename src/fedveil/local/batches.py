@@ -56,8 +56,8 @@ class Batching:
         """Order of visits, and where each step's batch ends in it."""
         steps = self.steps_for(examples)
         if self.drawing == "poisson":
-            joins = rng.random((steps, examples)) < self.rate(examples)
-            return np.nonzero(joins)[1], np.cumsum(joins.sum(axis=1))
+            joins = bernoulli(steps * examples, self.rate(examples), rng)
+            return joins % examples, np.searchsorted(joins, np.arange(1, steps + 1) * examples)
         per_epoch = -(-examples // self.batch)
         epochs = -(-steps // per_epoch)
         order = np.concatenate([rng.permutation(examples) for _ in range(epochs)])
@@ -74,3 +74,22 @@ class Batching:
             return f"{span} local steps of {each}"
         each = each.removesuffix(" examples")
         return f"{self.local_epochs} local epoch(s) of batches of {each} = {span} steps per client"
+
+
+def bernoulli(trials: int, rate: float, rng: np.random.Generator) -> Indices:
+    """Which of so many independent trials succeed, in order: distances between successes are geometric.
+
+    Ten times fewer numbers are drawn than there are trials, at a rate of a tenth.
+
+    >>> bernoulli(4, 1.0, np.random.default_rng(0)).tolist()
+    [0, 1, 2, 3]
+    """
+    found: list[Indices] = []
+    last = -1
+    while last < trials:
+        expected = (trials - last) * rate
+        gaps = rng.geometric(rate, size=int(expected + 4 * expected**0.5) + 2)
+        found.append(last + np.cumsum(gaps))
+        last = int(found[-1][-1])
+    places = np.concatenate(found)
+    return places[: np.searchsorted(places, trials)]

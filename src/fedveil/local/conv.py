@@ -8,9 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedveil.local.fused import has_kernels
 from fedveil.local.layers import Layer, Views, gram_is_smaller
 from fedveil.local.steps import Into
-from fedveil.local.unfold import Pair, Window, patches
+from fedveil.local.unfold import Pair, Window, images, patches
+
+FEW = 32
+"""Inputs of a place up to which a kernel that reads images directly is faster than a product of patches."""
 
 
 class Conv2d(Layer):
@@ -39,27 +43,31 @@ class Conv2d(Layer):
             parts = enumerate(self.by_client(a))
             biases = [None] * len(weight) if bias is None else list(bias)
             return torch.cat([F.conv2d(x, weight[i], biases[i], *self._settings) for i, x in parts])
+        if self._few(a):
+            from fedveil.local import device_conv
+
+            return device_conv.forward(a, weight, bias, self._window)
         seen = self._patches(a)
         if self.frame.books is None:
             self._kept = seen
-        return self._images(self.frame.product(self._kernels(weight), seen), a, self._window, bias)
+        return self._images(self.frame.product(self._kernels(weight), seen), a, bias)
 
     def back(self, a: Tensor, g: Tensor) -> Tensor:
         """The transposed convolution."""
-        weight, turned = self.views["weight"], self._window.turned
-        if self.frame.in_turn or turned is None:
+        weight = self.views["weight"]
+        if self.frame.in_turn:
             pairs = zip(self.by_client(a), self.by_client(g), weight, strict=True)
             return torch.cat([self._backward(x, y, w, (True, False, False))[0] for x, y, w in pairs])
-        k, groups = self.frame.clients, self.original.groups
-        seen = patches(g, turned, k, self.frame.operand(g.dtype)).view(k * groups, -1, len(a) // k * a[0, 0].numel())
-        kernels = weight.reshape(k * groups, -1, *weight.shape[2:]).flip(3, 4).transpose(1, 2).flatten(2)
-        return self._images(self.frame.product(kernels, seen), g, turned)
+        columns = self.frame.product(self._kernels(weight).mT, self._side_by_side(g))
+        return images(columns.view(self.frame.clients, -1, columns.shape[2]), self._window, a)
 
     def singles(self, a: Tensor, g: Tensor) -> Views | None:
         """The gradient of each example's kernel, unless Gram matrices over places are smaller."""
         shape, rows = self.views["weight"].shape[1:], self._groups(g)
         if gram_is_smaller(rows.shape[3] * rows.shape[1], shape.numel()):
             return None
+        if (found := self._singles_of_few(a, g)) is not None:
+            return found
         out = {"weight": torch.matmul(rows, self._each(a).mT).view(len(a), *shape)}
         return out | {"bias": g.flatten(2).sum(2)} if "bias" in self.views else out
 
@@ -78,18 +86,21 @@ class Conv2d(Layer):
             for i, (x, y, w) in pairs:
                 _, kernel, _ = self._backward(x, y, w, (False, True, False))
                 Into(into["weight"].rows[i], into["weight"].beta, into["weight"].alpha).put(kernel)
+        elif (found := self._singles_of_few(a, g)) is not None:
+            for name, values in found.items():
+                into[name].put(self.by_client(values).sum(1))
+            return
         else:
             kept, self._kept = self._kept, None
             seen = self._patches(a) if kept is None or self.frame.blank is not None else kept
-            rows = self.by_client(g.flatten(2)).transpose(1, 2).reshape(len(seen), -1, seen.shape[2])
-            into["weight"].put(self.frame.product(rows, seen.mT).view(weight.shape))
+            into["weight"].put(self.frame.product(self._side_by_side(g), seen.mT).view(weight.shape))
         if "bias" in into:
             into["bias"].put(self.by_client(g.flatten(2).sum(2)).sum(1))
 
     def extra(self, a: Tensor, g: Tensor) -> int:
-        """Patches, twice for the input and once for the gradient."""
+        """Patches, those of the forward pass and two more while they are worked on."""
         taps = self._window.kernel[0] * self._window.kernel[1]
-        return 0 if self.frame.in_turn else (2 * a.shape[1] + g.shape[1]) * taps * g[:, 0].numel()
+        return 0 if self.frame.in_turn else 3 * a.shape[1] * taps * g[:, 0].numel()
 
     @property
     def _window(self) -> Window:
@@ -101,6 +112,25 @@ class Conv2d(Layer):
     def _settings(self) -> tuple[Pair, Pair, Pair, int]:
         window = self._window
         return window.stride, window.padding, window.dilation, self.original.groups
+
+    def _few(self, a: Tensor) -> bool:
+        """Whether so few numbers are seen at a place that there are kernels for it."""
+        return has_kernels(a) and self.views["weight"][0, 0].numel() < FEW and self.original.groups == 1
+
+    def _singles_of_few(self, a: Tensor, g: Tensor) -> Views | None:
+        if not self._few(a):
+            return None
+        from fedveil.local import device_conv
+
+        found = device_conv.weights(a, g, self._window)
+        names = ("weight", "bias") if "bias" in self.views else ("weight",)
+        return None if found is None else dict(zip(names, found, strict=False))
+
+    def _side_by_side(self, g: Tensor) -> Tensor:
+        """``(clients · groups, channels of a group, examples · places)``, as patches have it."""
+        k, groups = self.frame.clients, self.original.groups
+        rows = self.by_client(g.flatten(2)).transpose(1, 2)
+        return rows.reshape(k * groups, -1, rows.shape[2] * rows.shape[3])
 
     def _patches(self, a: Tensor) -> Tensor:
         """What kernels see, ``(clients · groups, inputs of a group, examples · places)``."""
@@ -116,12 +146,14 @@ class Conv2d(Layer):
     def _kernels(self, weight: Tensor) -> Tensor:
         return weight.reshape(self.frame.clients * self.original.groups, -1, weight[0, 0].numel())
 
-    def _images(self, rows: Tensor, like: Tensor, window: Window, bias: Tensor | None = None) -> Tensor:
+    def _images(self, rows: Tensor, like: Tensor, bias: Tensor | None) -> Tensor:
         """Images from ``(clients · groups, channels of a group, examples · places)``."""
-        k, places = self.frame.clients, window.places(like.shape[2], like.shape[3])
-        out = rows.view(k, -1, len(like) // k, *places)
-        out = out if bias is None else out + bias[:, :, None, None, None]
-        return out.transpose(1, 2).reshape(len(like), -1, *places)
+        k, places = self.frame.clients, self._window.places(like.shape[2], like.shape[3])
+        out = rows.view(k, -1, len(like) // k, *places).transpose(1, 2)
+        if bias is not None:  # one pass for the shift and the order
+            whole = torch.empty_like(out, memory_format=torch.contiguous_format)
+            out = torch.add(out, bias[:, None, :, None, None], out=whole)
+        return out.reshape(len(like), -1, *places)
 
     def _groups(self, g: Tensor) -> Tensor:
         return g.reshape(len(g), self.original.groups, -1, g.shape[2] * g.shape[3])

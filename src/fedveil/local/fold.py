@@ -11,6 +11,7 @@ from fedveil.core.flat import Layout
 from fedveil.core.method import Method
 from fedveil.core.stage import PerSample
 from fedveil.local.conv import Conv2d
+from fedveil.local.fused import FusedGroupNorm, fuse
 from fedveil.local.layers import Embedding, Frame, GroupNorm, Layer, LayerNorm, Linear, Views, squared
 from fedveil.local.losses import per_example
 from fedveil.local.objective import Objective
@@ -22,6 +23,10 @@ LAYERS: dict[type[nn.Module], type[Layer]] = {
     layer.handles: layer for layer in (Linear, Conv2d, GroupNorm, LayerNorm, Embedding)
 }
 """Layers that hold weights, and what stands for them when clients are folded."""
+
+
+FUSED: dict[type[Layer], type[Layer]] = {GroupNorm: FusedGroupNorm}
+"""What stands for them where there are kernels."""
 
 
 class Folded:
@@ -53,12 +58,12 @@ class Folded:
         frame.blank = None
         if each is None and marks.empty is not None:
             frame.blank = marks.empty.repeat_interleave(marks.width)
-        frame.half = self.precision == "bf16"
+        frame.precision = self.precision
         with products(self.precision):
             with torch.enable_grad():
                 losses = self.loss(self.module(x), y)
             losses.backward(_shares(losses, marks, mean=each is None))  # type: ignore[no-untyped-call]
-        frame.half = False
+        frame.precision = "float32"
         self._check_calls()
         self.held = self.held or frame.held // len(x)
         for layer in self.layers.values():
@@ -141,6 +146,10 @@ def swap(module: nn.Module, layout: Layout, frame: Frame) -> dict[str, Layer]:
     for place in dict.fromkeys(name.rpartition(".")[0] for name in layout.names):
         parent, _, own = f"0.{place}".rstrip(".").rpartition(".")
         original = module.get_submodule(f"0.{place}".rstrip("."))
-        layers[place] = LAYERS[type(original)](original, place, frame)
+        make = LAYERS[type(original)]
+        make = make if frame.in_turn else FUSED.get(make, make)
+        layers[place] = make(original, place, frame)
         setattr(module.get_submodule(parent), own, layers[place])
+    if not frame.in_turn:
+        fuse(module)
     return layers

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedveil.local.precision import Precision
 from fedveil.local.steps import Into
 
 Views = dict[str, Tensor]
@@ -26,8 +27,8 @@ class Frame:
         self.clients = 1
         self.in_turn = True
         """Whether convolutions take clients in turn, as is fastest on a CPU."""
-        self.half = False
-        """Whether products are of numbers rounded to bfloat16."""
+        self.precision: Precision = "float32"
+        """Of the products that a step is making."""
         self.into: dict[str, Views] = {}
         self.beta = self.alpha = 1.0
         self.blank: Tensor | None = None
@@ -72,6 +73,11 @@ class Frame:
         """A layer whose output the loss does not use: its gradient is zero."""
         for into in self.targets(layer).values():
             into.put(torch.zeros((), dtype=into.rows.dtype, device=into.rows.device))
+
+    @property
+    def half(self) -> bool:
+        """Whether products are of numbers rounded to bfloat16."""
+        return self.precision == "bf16"
 
     def operand(self, dtype: torch.dtype) -> torch.dtype:
         """The number format that factors of products may be made in."""

@@ -64,7 +64,7 @@ class Room:
         """Room for these steps, and some more where batches are drawn at random."""
         width = max(step.width for step in steps)
         spare = width if width == batch else max(width, batch + int(4 * batch**0.5))
-        return cls(len(steps[0].counts), 2 ** (len(steps) - 1).bit_length(), _rounded(max(spare, 1)))
+        return cls(len(steps[0].counts), 1 << (len(steps) - 1).bit_length(), _rounded(max(spare, 1)))
 
     def holds(self, other: Room) -> bool:
         """Whether nothing of the other is larger."""
@@ -78,8 +78,8 @@ class Room:
 
 
 def _rounded(width: int) -> int:
-    """Up to a multiple of a quarter of the power of two below."""
-    grain = max(1, 2 ** (width.bit_length() - 3))
+    """Up to a multiple of an eighth of the power of two below."""
+    grain = max(1, (1 << width.bit_length()) // 16)
     return -(-width // grain) * grain
 
 

@@ -122,12 +122,16 @@ def dress(deltas: Tensor, facts: list[Signal], energy: Tensor) -> Signal:
     """
     if not facts:
         return Signal(deltas)
+    variance: Tensor | float | None
     if any(f.noise_var is None for f in facts):
         variance = None
+    elif not any(isinstance(f.noise_var, Tensor) for f in facts):
+        column = deltas.new_tensor([[f.noise_var] for f in facts])
+        variance = column * energy if any(f.noise_var for f in facts) else 0.0
     else:
         each = [torch.as_tensor(f.noise_var, dtype=deltas.dtype, device=deltas.device) for f in facts]
-        each = [v if v.dim() == 2 else v.view(1, 1) for v in each]
-        variance = torch.cat(each) * energy if any(torch.any(v) for v in each) else 0.0
+        column = torch.cat([v if v.dim() == 2 else v.view(1, 1) for v in each])
+        variance = column * energy if bool(torch.any(column)) else 0.0
     return replace(Signal(deltas), noise_var=variance, released=all(f.released for f in facts))
 
 

@@ -35,14 +35,6 @@ class Window:
         )
         return down, across
 
-    @property
-    def turned(self) -> Window | None:
-        """The window through which a gradient flows back; None where places were skipped."""
-        padding = tuple(d * (k - 1) - p for k, p, d in zip(self.kernel, self.padding, self.dilation, strict=True))
-        if self.stride != (1, 1) or min(padding) < 0:
-            return None
-        return Window(self.kernel, (1, 1), (padding[0], padding[1]), self.dilation)
-
 
 def patches(a: Tensor, window: Window, clients: int, dtype: torch.dtype | None = None) -> Tensor:
     """``(clients, inputs of a place, examples · places)`` from the images ``(clients · examples, channels, ...)``.
@@ -70,6 +62,25 @@ def patches(a: Tensor, window: Window, clients: int, dtype: torch.dtype | None =
         .to(dtype or a.dtype)
         .contiguous()
     )
+
+
+def images(columns: Tensor, window: Window, like: Tensor) -> Tensor:
+    """The transpose of :func:`patches`: images of the shape of ``like``, from ``(clients, inputs, examples · places)``.
+
+    >>> a = torch.ones(1, 1, 3, 3)
+    >>> images(torch.ones(1, 4, 4), Window((2, 2), (1, 1), (0, 0), (1, 1)), a)[0, 0].tolist()[1]
+    [2.0, 4.0, 2.0]
+    """
+    clients, inputs = columns.shape[:2]
+    size, places = len(like) // clients, window.places(like.shape[2], like.shape[3])
+    if columns.is_cuda and _triton():
+        from fedveil.local import device_unfold
+
+        out = torch.empty_like(like, memory_format=torch.contiguous_format)
+        device_unfold.gather(columns.contiguous(), out, window, size, places)
+        return out
+    flat = columns.reshape(clients, inputs, size, -1).transpose(1, 2).reshape(len(like), inputs, -1)
+    return F.fold(flat, like.shape[2:], window.kernel, window.dilation, window.padding, window.stride)
 
 
 @cache
