@@ -103,15 +103,17 @@ class Cache:
         write_bytes(self.folder / f"{record['key']}.json", text.encode())
         self._known[record["key"]] = record
 
-    def forget(self, labels: Collection[str]) -> None:
-        """Remove the cells of these rows, and damaged ones."""
+    def forget(self, labels: Collection[str], datasets: Collection[str]) -> None:
+        """Remove the cells of these rows on these data sets, and damaged ones."""
         self._known.clear()
         for path in self.folder.glob("*.json"):
             try:
-                label = json.loads(path.read_bytes())["label"]
+                record = json.loads(path.read_bytes())
+                label, data = record["label"], record["settings"]["data"]
+                chosen = label in labels and (data["name"] if isinstance(data, dict) else data) in datasets
             except (ValueError, KeyError, TypeError):
-                label = None
-            if label is None or label in labels:
+                chosen = True
+            if chosen:
                 path.unlink()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
@@ -21,6 +21,9 @@ PARTITIONS: dict[str, Settings] = {
     "dirichlet 0.5": {"partition": "dirichlet", "alpha": 0.5},
     "iid": {"partition": "iid"},
 }
+MODELS: dict[str, Settings] = {"small_cnn": {"name": "custom", "build": "experiments.dp_methods.model:small_cnn"}}
+"""Models that are not FedVeil's; raise ``STUDY`` when one changes."""
+TITLES = {"digits": "digits", "mnist": "MNIST", "fashion_mnist": "Fashion-MNIST"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +38,8 @@ class Schedule:
     rounds: int = 60
     steps: int = 3
     batch: int = 128
+    server_lr: float = 1.0
+    """Above 1, local steps are shorter on the same way, and a client is led astray less by its own noise."""
     clip_norm: float = 0.5
     """Largest norm of one example's gradient."""
     move_norm: float = 0.5
@@ -53,18 +58,54 @@ class Schedule:
     """How often the grid may grow by a factor of 2 while the best learning rate lies at its edge."""
     form_epsilons: tuple[float, ...] = (2.0, 8.0)
     """Budgets at which the forms of shrinkage are compared, on the tuning partition alone."""
+    goal: float | None = None
+    """Accuracy in percent that the best row should reach at the largest budget on the tuning partition."""
+
+    @property
+    def title(self) -> str:
+        """The data set's name."""
+        return TITLES[self.dataset]
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The rows of the study."""
+        return (*ENTRIES, *(FORMS if self.form_epsilons else ()))
 
 
 FULL = Schedule()
-QUICK = Schedule(
-    name="quick",
-    rounds=5,
-    partitions=("dirichlet 0.5",),
+MNIST = Schedule(
+    dataset="mnist",
+    model="small_cnn",
+    population=60,
+    cohort=60,
+    rounds=30,
+    steps=2,
+    batch=48,
+    server_lr=4.0,
+    clip_norm=1.0,
+    pooled_batch=60 * 48,
+    partitions=("dirichlet 0.1", "dirichlet 0.5"),
     epsilons=(2.0, 8.0),
-    seeds=(0,),
-    lrs=(4.0, 16.0),
-    extensions=0,
+    lrs=(0.5, 1.0, 2.0),
+    form_epsilons=(),
+    goal=92.0,
 )
+SCHEDULES = {s.dataset: s for s in (FULL, MNIST, replace(MNIST, dataset="fashion_mnist", goal=None))}
+
+
+def quick(s: Schedule) -> Schedule:
+    """A reduced version that shows that the study runs, no more."""
+    return replace(
+        s,
+        name="quick",
+        rounds=5,
+        partitions=("dirichlet 0.5",),
+        epsilons=(2.0, 8.0),
+        seeds=(0,),
+        lrs=s.lrs[-3:-1],
+        extensions=0,
+        goal=None,
+    )
 
 
 @dataclass(frozen=True)
@@ -138,6 +179,7 @@ class Cell:
     """One run: a row of the comparison at one partition, budget, learning rate and seed."""
 
     entry: Entry
+    dataset: str
     partition: str
     epsilon: float | None
     lr: float
@@ -153,13 +195,13 @@ class Cell:
         return hashlib.blake2b(json.dumps(shape, sort_keys=True).encode(), digest_size=12).hexdigest()
 
     @property
-    def group(self) -> tuple[str, int, float]:
+    def group(self) -> tuple[str, str, int, float]:
         """Cells of a group meet the same sampling rates and budget: what accountants remember serves all of them."""
-        return self.partition, self.seed, self.epsilon or 0.0
+        return self.dataset, self.partition, self.seed, self.epsilon or 0.0
 
     def __str__(self) -> str:
         budget = "" if self.epsilon is None else f", epsilon {self.epsilon:g}"
-        return f"{self.entry.label}, {self.partition}{budget}, seed {self.seed}, lr {self.lr:g}"
+        return f"{self.dataset}, {self.entry.label}, {self.partition}{budget}, seed {self.seed}, lr {self.lr:g}"
 
 
 @lru_cache
@@ -176,7 +218,7 @@ def cell(s: Schedule, entry: Entry, partition: str, epsilon: float | None, lr: f
     where = POOLED if entry.kind == "peer" else partition
     settings = _peer(s, epsilon) if entry.kind == "peer" else _run(s, entry, where, epsilon)
     text = json.dumps(settings | {"lr": lr, "seed": seed}, sort_keys=True)
-    return Cell(entry, where, epsilon if entry.budgeted else None, lr, seed, text)
+    return Cell(entry, s.dataset, where, epsilon if entry.budgeted else None, lr, seed, text)
 
 
 def places(s: Schedule, entry: Entry) -> tuple[str, ...]:
@@ -209,9 +251,10 @@ def _run(s: Schedule, entry: Entry, partition: str, epsilon: float | None) -> Se
     privacy: Settings = {}
     if entry.budgeted:
         privacy = {"epsilon": epsilon, "delta": s.delta, "accountant": s.accountant, "unit": entry.promise[0]}
+    server: Settings = {} if s.server_lr == 1 else {"server_lr": s.server_lr}
     return {
         "method": method,
-        "model": s.model,
+        "model": MODELS.get(s.model, s.model),
         "data": {"name": s.dataset, **PARTITIONS[partition]},
         "population": s.population,
         "cohort": s.cohort,
@@ -219,6 +262,7 @@ def _run(s: Schedule, entry: Entry, partition: str, epsilon: float | None) -> Se
         "steps": s.steps,
         "batch": s.batch,
         "privacy": privacy,
+        **server,
     }
 
 

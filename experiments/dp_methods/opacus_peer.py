@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional as F
 
 import fedveil
+from experiments.dp_methods import model as own
 from fedveil.core.streams import torch_seed
 from fedveil.local import models
 
@@ -50,7 +51,8 @@ def train(
             target_epsilon=epsilon, target_delta=delta, sample_rate=rate, steps=steps, accountant=accountant
         )
         torch.manual_seed(torch_seed(seed, "initial weights"))
-        module = GradSampleModule(getattr(models, model)(tuple(x.shape[1:]), int(y.max()) + 1))
+        build = getattr(own, model, None) or getattr(models, model)
+        module = GradSampleModule(build(tuple(x.shape[1:]), int(y.max()) + 1))
         generator = torch.Generator().manual_seed(torch_seed(seed, "pooled batches"))
         optimizer = DPOptimizer(
             torch.optim.SGD(module.parameters(), lr=lr),

@@ -1,34 +1,54 @@
-"""docs/results/dp-methods.md, written from kept cells."""
+"""docs/results/dp-methods*.md, one page for each data set, written from kept cells."""
 
 from __future__ import annotations
 
 import platform
 from pathlib import Path
 
-from experiments.dp_methods import figures
-from experiments.dp_methods.grid import LAST, OPACUS, POOLED, SCAFFOLD_PAIRS, STEIN_PAIRS, Pair, installed
+from experiments.dp_methods import figures, model
+from experiments.dp_methods.grid import (
+    LAST,
+    MODELS,
+    OPACUS,
+    POOLED,
+    SCAFFOLD_PAIRS,
+    SCHEDULES,
+    STEIN_PAIRS,
+    Pair,
+    Schedule,
+    installed,
+)
 from experiments.dp_methods.numbers import Comparison, Results, compare, paired
 from experiments.dp_methods.progress import duration
 from experiments.dp_methods.tables import forms, markdown, privacy, rates, table
 from fedveil.core.files import write_bytes
 
-NAME = "dp-methods"
+
+def page_name(s: Schedule) -> str:
+    """The page's file and the folder of its plots, without an ending.
+
+    >>> [page_name(s) for s in SCHEDULES.values()]
+    ['dp-methods', 'dp-methods-mnist', 'dp-methods-fashion-mnist']
+    """
+    return "dp-methods" + ("" if s.dataset == "digits" else f"-{s.dataset.replace('_', '-')}")
 
 
 def write_page(results: Results, folder: Path) -> Path:
     """Write the page and its plots; returns the page's path."""
-    plots = folder / NAME
+    name = page_name(results.schedule)
+    plots = folder / name
     plots.mkdir(parents=True, exist_ok=True)
     write_bytes(plots / "accuracy.svg", figures.accuracy(results).encode())
     write_bytes(plots / "james-stein.svg", figures.stein(results).encode())
-    path = folder / f"{NAME}.md"
+    path = folder / f"{name}.md"
     write_bytes(path, "\n".join(_lines(results)).encode())
     return path
 
 
 def _lines(r: Results) -> list[str]:
+    s = r.schedule
     return [
-        "# Private methods compared",
+        "# Private methods compared" + ("" if s.dataset == "digits" else f": {s.title}"),
         "",
         *_intro(r),
         "## Accuracy",
@@ -36,16 +56,16 @@ def _lines(r: Results) -> list[str]:
         "Test accuracy in percent, mean ± standard deviation over seeds. **Bold**: the most accurate row of the column "
         "among those that protect records from the server.",
         "",
-        f"![Accuracy against epsilon]({NAME}/accuracy.svg)",
+        f"![Accuracy against epsilon]({page_name(s)}/accuracy.svg)",
         "",
-        *(line for partition in r.schedule.partitions for line in table(r, partition)),
+        *(line for partition in s.partitions for line in table(r, partition)),
         *_acceptance(r),
         *_section(
             r,
             "Where James-Stein helps",
             "Points of test accuracy: with shrinkage minus without, noise at the same place, each tuned on its own.",
             STEIN_PAIRS,
-            f"![What James-Stein shrinkage changes]({NAME}/james-stein.svg)",
+            f"![What James-Stein shrinkage changes]({page_name(s)}/james-stein.svg)",
         ),
         *_section(
             r,
@@ -61,10 +81,13 @@ def _lines(r: Results) -> list[str]:
 
 def _intro(r: Results) -> list[str]:
     s = r.schedule
+    server = "" if s.server_lr == 1 else f", server learning rate {s.server_lr:g}"
     command = "python -m experiments.dp_methods" + (" --quick" if s.name == "quick" else "")
     lines = [
         f"Written by `{command}` from the runs that it keeps; no number here is typed. Cells that are kept are not "
-        "computed anew, so that it can be interrupted at will.",
+        "computed anew, so that it can be interrupted at will. Other data sets: "
+        + ", ".join(f"[{o.title}]({page_name(o)}.md)" for o in SCHEDULES.values() if o.dataset != s.dataset)
+        + ".",
         "",
     ]
     if s.name != "full":
@@ -83,8 +106,9 @@ def _intro(r: Results) -> list[str]:
         lines += ["Opacus was not installed, so that its rows are left out.", ""]
     lines += [
         f"- {s.model} model on {s.dataset}; {s.population} clients, {s.cohort} per round; {s.rounds} rounds of "
-        f"{s.steps} local steps, batch {s.batch}; seeds {_listed(s.seeds)}, each with its own split, partition, "
-        "initial weights and noise.",
+        f"{s.steps} local steps, batch {s.batch}{server}; seeds {_listed(s.seeds)}, each with its own split, "
+        "partition, initial weights and noise.",
+        *([f"- {s.model}: {_first_line(getattr(model, s.model))}"] if s.model in MODELS else []),
         f"- δ = {s.delta:g}, accountant {s.accountant}; noise calibrated so that each run's statement proves at most ε "
         "for records towards the server (other units and observers are marked; each run's neighbours are zero_out). "
         f"One example's gradient is clipped to {s.clip_norm:g}; for dp_fedavg_central a whole move to {s.move_norm:g}.",
@@ -128,9 +152,15 @@ def _acceptance(r: Results) -> list[str]:
     if peer is not None:
         lines.append(
             f"- Beside it: DP-SGD by Opacus on pooled data, a trusted curator: {peer.text()} %, "
-            f"{_gap(peer.mean - plain.mean)} `fedavg`."
+            f"{_gap(peer.mean - plain.mean)} `fedavg`; `{best[0]}` is {_gap(best[1].mean - peer.mean)} it."
         )
+    if s.goal is not None:
+        lines.append(f"- Goal: {s.goal:g} % with records protected from the server: {_reached(best[1].mean, s.goal)}.")
     return [*lines, ""]
+
+
+def _reached(mean: float, goal: float) -> str:
+    return "reached" if mean >= goal else f"missed by {goal - mean:.1f} points"
 
 
 def _gap(points: float) -> str:
@@ -182,3 +212,7 @@ def _overall(title: str, found: list[Comparison]) -> str:
 
 def _listed(values: tuple[float, ...]) -> str:
     return ", ".join(f"{value:g}" for value in values)
+
+
+def _first_line(thing: object) -> str:
+    return (thing.__doc__ or "").partition("\n")[0]

@@ -6,16 +6,21 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
+import torch
 from experiments.dp_methods import cell as cells
+from experiments.dp_methods import opacus_peer
 from experiments.dp_methods.__main__ import main
 from experiments.dp_methods.cell import Cache
-from experiments.dp_methods.grid import ENTRIES, FORMS, FULL, POOLED, STEIN_PAIRS, cell
+from experiments.dp_methods.grid import ENTRIES, FORMS, FULL, MNIST, POOLED, SCHEDULES, STEIN_PAIRS, cell, quick
 from experiments.dp_methods.numbers import Results, Spread, compare, gather, paired
 from experiments.dp_methods.page import write_page
 from experiments.dp_methods.study import study
 from experiments.dp_methods.tables import forms, table
 from experiments.dp_methods.tuning import survey, tune
 from experiments.dp_methods.workers import results
+
+import fedveil
+from fedveil.core.federation import Examples
 
 BY_LABEL = {entry.label: entry for entry in ENTRIES}
 LOCAL, STEIN = BY_LABEL["dp_fedavg_local/last_noise"], BY_LABEL["dp_fed_stein/last_noise_server_jse"]
@@ -212,14 +217,104 @@ def test_fresh_forgets_the_chosen_rows_only(tmp_path):
     cache = Cache(tmp_path)
     for entry in (LOCAL, STEIN):
         cache.write(record(cell(TINY, entry, "iid", 8.0, 1.0, 0), 0.5))
-    cache.forget([LOCAL.label])
+    cache.forget([LOCAL.label], ["digits"])
     assert [json.loads(p.read_text())["label"] for p in tmp_path.glob("*.json")] == [STEIN.label]
+
+
+def test_fresh_forgets_the_chosen_data_sets_only(tmp_path):
+    cache = Cache(tmp_path)
+    opacus = BY_LABEL["Opacus DP-SGD"]
+    for s in SCHEDULES.values():
+        for entry in (LOCAL, opacus):
+            cache.write(record(cell(s, entry, "dirichlet 0.5", 8.0, 1.0, 0), 0.5))
+    cache.forget([LOCAL.label, opacus.label], ["mnist", "fashion_mnist"])
+    left = [json.loads(p.read_text())["settings"]["data"] for p in tmp_path.glob("*.json")]
+    assert len(left) == 2 and all("digits" in (data, data["name"] if isinstance(data, dict) else "") for data in left)
+
+
+def test_learning_rates_are_found_before_anything_is_evaluated(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(cells, "compute", lambda c: seen.append(c) or record(c, c.lr / 100))
+    entries = [LOCAL, STEIN]
+    s = replace(TINY, lrs=(1.0, 2.0), extensions=2)
+    assert study(s, entries, entries, Cache(tmp_path), tmp_path / "page", 1) == 0
+    assert [c.seed for c in seen] == [s.tuning_seed] * 8 + [0, 0]
+
+
+def test_digits_are_run_as_ever_and_images_with_their_own_model():
+    digits, mnist = (
+        json.loads(cell(s, BY_LABEL["dp_fedavg_local/step_noise"], "dirichlet 0.5", 8.0, 4.0, 0).settings)
+        for s in (FULL, MNIST)
+    )
+    assert digits == {
+        "method": {"name": "dp_fedavg_local", "clip_norm": 0.5, "algorithm_variant": "step_noise"},
+        "model": "logistic",
+        "data": {"name": "digits", "partition": "dirichlet", "alpha": 0.5},
+        "population": 20,
+        "cohort": 20,
+        "rounds": 60,
+        "steps": 3,
+        "batch": 128,
+        "privacy": {"epsilon": 8.0, "delta": 1e-5, "accountant": "rdp", "unit": "record"},
+        "lr": 4.0,
+        "seed": 0,
+    }
+    assert mnist["model"]["name"] == "custom" and mnist["server_lr"] == 4 and mnist["data"]["name"] == "mnist"
+
+
+def test_the_image_model_is_trained_privately_by_the_fold_engine(tmp_path):
+    settings = json.loads(cell(MNIST, BY_LABEL["dp_fedavg_local/step_noise"], "iid", 8.0, 1.0, 0).settings)
+    settings |= {"data": {"name": "synthetic", "shape": "image", "size": 28, "test_samples": 20}, "engine": "fold"}
+    settings |= {"population": 2, "cohort": 2, "rounds": 1, "batch": 8}
+    assert fedveil.run(out=tmp_path / "run", **settings).summary["status"] == "finished"
+
+
+@pytest.mark.skipif(not opacus_peer.available(), reason="needs opacus")
+def test_the_peer_trains_the_image_model(monkeypatch):
+    test = Examples(torch.rand(20, 1, 28, 28), torch.arange(20) % 10)
+    monkeypatch.setattr(opacus_peer, "_pooled", lambda *_: (torch.rand(60, 1, 28, 28), torch.arange(60) % 10, test))
+    settings = json.loads(cell(quick(MNIST), BY_LABEL["Opacus DP-SGD"], POOLED, 8.0, 1.0, 0).settings)
+    found = opacus_peer.train(**settings | {"batch": 30, "steps": 2})
+    assert found["status"] == "finished" and found["statement"][0]["epsilon"] <= 8
+
+
+@pytest.mark.parametrize("data", ["mnist", "digits,mnist,fashion_mnist"])
+def test_a_data_set_that_is_not_there_is_left_out_in_words(tmp_path, monkeypatch, capsys, data):
+    monkeypatch.delenv("FEDVEIL_DATA", raising=False)
+    monkeypatch.setattr(cells, "compute", lambda c: record(c, 0.5))
+    where = ["--out", str(tmp_path), "--page", str(tmp_path / "page")]
+    assert main(["--data", data, "--quick", "--jobs", "1", "--only", LOCAL.label, *where]) == 0
+    out = capsys.readouterr().out
+    assert "MNIST is left out" in out and "FEDVEIL_DATA" in out and "Traceback" not in out
+    pages = [p.name for p in (tmp_path / "page").glob("*.md")]
+    assert pages == (["dp-methods.md"] if "digits" in data else [])
+
+
+def test_each_data_set_has_its_page_and_the_goal_is_judged(tmp_path):
+    s = replace(MNIST, partitions=("dirichlet 0.5",), seeds=(0,), lrs=(1.0,), extensions=0)
+    entries = [LOCAL, BY_LABEL["fedavg"], BY_LABEL["Opacus DP-SGD"]]
+    for accuracy, verdict in ((0.925, "reached"), (0.9, "missed by 2.0 points")):
+        look = simulate(s, entries, lambda c, a=accuracy: record(c, a if c.entry is LOCAL else 0.95))
+        path = write_page(gather(s, entries, look), tmp_path)
+        page = path.read_text()
+        assert path.name == "dp-methods-mnist.md"
+        assert f"Goal: 92 % with records protected from the server: {verdict}." in page
+        assert "- small_cnn: 2x2 pixels pooled" in page and "server learning rate 4" in page
+        assert "](dp-methods.md)" in page and "](dp-methods-fashion-mnist.md)" in page
+        for target in re.findall(r"\]\((.*?\.svg)\)", page):
+            ET.parse(tmp_path / target)
 
 
 def test_two_processes_give_what_one_gives():
     work = [cell(TINY, BY_LABEL["fedavg"], "iid", None, lr, 0) for lr in (1.0, 2.0)]
     one, two = ({c: (r["accuracy"], r["loss"]) for c, r, _ in results(work, jobs)} for jobs in (1, 2))
     assert one == two
+
+
+def test_an_unknown_data_set_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--data", "mnits"])
+    assert "no data set is called mnits; there are digits, mnist, fashion_mnist" in capsys.readouterr().err
 
 
 def test_an_unknown_row_is_refused(capsys):
