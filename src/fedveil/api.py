@@ -16,6 +16,7 @@ from fedveil.core.method import Method
 from fedveil.local.objective import Loss
 from fedveil.privacy.statement import Statement
 from fedveil.report.html import write_report
+from fedveil.runtime.calibrate import load_noise, save_noise
 from fedveil.runtime.config import Config, resolve
 from fedveil.runtime.config import load as load_config
 from fedveil.runtime.evaluate import score
@@ -70,13 +71,19 @@ def start(config: Config, *, out: str | Path | None = None, listeners: Sequence[
     label = f"{training.method.name}-{training.federation.name}-s{training.settings.seed}"
     folder = Folder.create(out if out is not None else config.get("out"), label)
     folder.save_config(config)
+    if training.sigma is not None:
+        save_noise(folder, training.sigma)
     return _carry_out(training, folder, resume=False, listeners=listeners)
 
 
 def resume(folder: str | Path, *, listeners: Sequence[Listener] = (), **own: Any) -> Result:
-    """Go on with an interrupted run; parts that were handed in from Python must be handed in again."""
+    """Go on with an interrupted run; parts that were handed in from Python must be handed in again.
+
+    With more ``rounds`` or a larger ``privacy.epsilon`` in its config.yaml a finished run goes on, under the noise that
+    it began with, as far as the budget reaches.
+    """
     place = Folder.existing(folder)
-    training = prepare(load_config(place.config), **own)
+    training = prepare(load_config(place.config), calibrated=load_noise(place), **own)
     return _carry_out(training, place, resume=True, listeners=listeners)
 
 

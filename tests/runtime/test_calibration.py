@@ -95,6 +95,55 @@ def test_a_calibrated_run_resumes_under_the_same_noise(tmp_path, monkeypatch):
     assert resumed.statement == whole.statement
 
 
+def go_on(folder, *edits):
+    """Resume a run with another number of rounds or another budget in its config.yaml."""
+    config = folder / "config.yaml"
+    for before, after in edits:
+        assert before in config.read_text()
+        config.write_text(config.read_text().replace(before, after))
+    return fedveil.resume(folder, data=blobs())
+
+
+@pytest.mark.parametrize("per_client", ["true", "false"])
+def test_a_calibrated_run_goes_on_under_its_own_noise(tmp_path, per_client):
+    """More rounds end at the budget, a larger budget affords more of them; the noise stays what it was."""
+    first = run(tmp_path, "privacy.epsilon=4", "cohort=4", f"sigma_per_client={per_client}")
+    sigma, folder = noises(first), first.folder.path
+    assert (len(set(sigma.values())) > 1) == (per_client == "true")
+    more = go_on(folder, ("rounds: 5", "rounds: 30"))
+    assert more.summary["rounds"] == 5
+    assert "stopped early: the next round would spend" in more.summary["status"]
+    assert more.summary["model_hash"] == first.summary["model_hash"]
+    richer = go_on(folder, ("epsilon: 4", "epsilon: 6"))
+    assert 5 < richer.summary["rounds"] < 30
+    assert 5.0 < rows(richer)["server", "record"].epsilon <= 6.0
+    assert noises(richer) == sigma
+    for entry in Ledger.replay(richer.folder.ledger).entries:
+        assert {x.release.noise_std / x.release.bound for x in entry.lines} == set(sigma.values())
+
+
+def test_a_budget_that_ended_a_run_may_grow_whenever_it_was_saved(tmp_path):
+    first = run(tmp_path, "privacy.epsilon=6", "sigma=1.2", "rounds=40", "checkpoint.every=1000")
+    ended = first.summary["rounds"]
+    assert ended < 40
+    richer = go_on(first.folder.path, ("epsilon: 6", "epsilon: 9"))
+    assert richer.summary["rounds"] > ended
+
+
+def test_calibrated_noise_that_was_damaged_is_not_guessed(tmp_path):
+    first = run(tmp_path, "privacy.epsilon=4")
+    kept = first.folder.noise.read_bytes()
+    first.folder.noise.write_bytes(b'{"sigma": [1.0, null]}')
+    with pytest.raises(Refused, match=r"noise.json: these are no noise multipliers"):
+        fedveil.resume(first.folder.path, data=blobs())
+    first.folder.noise.write_bytes(kept.replace(b"1.", b"2."))
+    with pytest.raises(Refused, match="resume: settings, method, model or data are not those"):
+        fedveil.resume(first.folder.path, data=blobs())
+    first.folder.noise.write_bytes(kept)
+    with pytest.raises(Refused, match="resume: this run began with 4 clients, and the data has 3"):
+        fedveil.resume(first.folder.path, data=blobs(3))
+
+
 def test_many_kinds_of_clients_are_rounded_to_the_safe_side(monkeypatch):
     monkeypatch.setattr("fedveil.runtime.calibrate.MANY", 6)
     skewed = parts("privacy.epsilon=8", "cohort=8", "rounds=3", data=blobs(clients=12, examples=10))

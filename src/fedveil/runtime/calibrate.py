@@ -8,9 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
+from fedveil.core.errors import Refused
 from fedveil.core.method import Method
 from fedveil.privacy.events import Event, Poisson
 from fedveil.privacy.noise import Multiplier, PerClient
+from fedveil.runtime.folder import Folder, read_json, write_json
 from fedveil.runtime.planning import Planner
 from fedveil.runtime.prepare import Training
 
@@ -44,6 +46,22 @@ def calibrate(training: Training, make: Callable[[Multiplier], Method], *, per_c
     if not per_client or len(found) == 1:
         return max(found.values())
     return PerClient(tuple(found[kinds[k]] for k in everybody))
+
+
+def save_noise(folder: Folder, sigma: Multiplier) -> None:
+    """Write what was calibrated into the run folder."""
+    write_json(folder.noise, {"sigma": sigma.values if isinstance(sigma, PerClient) else sigma})
+
+
+def load_noise(folder: Folder) -> Multiplier | None:
+    """What was calibrated when the run began; None where nothing was."""
+    if not folder.noise.exists():
+        return None
+    sigma = read_json(folder.noise, "sigma")["sigma"]
+    each = sigma if isinstance(sigma, list) else [sigma]
+    if not each or not all(type(z) in (int, float) for z in each):
+        raise Refused(f"{folder.noise}: these are no noise multipliers; the run folder is damaged")
+    return PerClient(tuple(map(float, each))) if isinstance(sigma, list) else float(sigma)
 
 
 def _kind(planner: Planner, client: int, rounds: int) -> Kind:

@@ -89,6 +89,11 @@ class Folder:
         return self.path / "ledger.jsonl"
 
     @property
+    def noise(self) -> Path:
+        """The multipliers that were calibrated to the budget, where they were: a resumed run keeps them."""
+        return self.path / "noise.json"
+
+    @property
     def statement(self) -> Path:
         """The privacy statement; the same as a table stands in ``statement.md``."""
         return self.path / "statement.json"

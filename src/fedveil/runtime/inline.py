@@ -57,7 +57,7 @@ def train(
     with folder.locked(), torch.random.fork_rng(devices=[]), _threads(training.threads):
         progress, notes = _begin(training, folder, resume)
         books = Bookkeeper(training, folder, progress)
-        saved = progress.round
+        saved, spent = progress.round, None
         for listener in listeners:
             listener.opened(training, folder, progress.round, notes)
         summary = None
@@ -65,10 +65,10 @@ def train(
             while progress.round < training.settings.rounds and progress.stopped is None:
                 cohort = _cohort(training, progress.round + 1, books)
                 lines = books.planner.lines(cohort, progress.server)
-                progress.stopped = books.afford(lines)
-                if progress.stopped:
+                spent = books.afford(lines)
+                if spent:  # not kept with the progress: the budget may grow before the run is resumed
                     if progress.round == 0:
-                        raise Refused(f"privacy.epsilon: {progress.stopped}; allow more, or add more noise")
+                        raise Refused(f"privacy.epsilon: {spent}; allow more, or add more noise")
                     break
                 books.charge(progress.round + 1, lines)
                 after, record = _round(training, progress, books, cohort, lines)
@@ -81,7 +81,7 @@ def train(
                         saved = progress.round
                 for listener in listeners:
                     listener.round(record)
-            summary = _finish(training, progress, folder, books)
+            summary = _finish(training, progress, folder, books, progress.stopped or spent)
         finally:
             if saved < progress.round:
                 save_progress(folder.checkpoint, progress)
@@ -225,7 +225,9 @@ def _notes(training: Training) -> list[str]:
     return [f"The test set {declared} to decide when to stop."]
 
 
-def _finish(training: Training, progress: Progress, folder: Folder, books: Bookkeeper) -> Record:
+def _finish(
+    training: Training, progress: Progress, folder: Folder, books: Bookkeeper, stopped: str | None
+) -> Record:
     objective, server = training.objective, progress.server
     training.engine.bind(server)
     write_bytes(folder.model, save(objective.tensors()))
@@ -238,7 +240,7 @@ def _finish(training: Training, progress: Progress, folder: Folder, books: Bookk
     scores = test_scores(training, server)
     clients = spread(by_client)
     summary: Record = {
-        "status": "finished" if progress.stopped is None else f"stopped early: {progress.stopped}",
+        "status": "finished" if stopped is None else f"stopped early: {stopped}",
         "method": training.method.name,
         "data": training.federation.name,
         "rounds": progress.round,

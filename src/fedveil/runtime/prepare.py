@@ -27,7 +27,7 @@ from fedveil.local.batches import Batching, Drawing
 from fedveil.local.choice import Facts, choose
 from fedveil.local.engine import Engine
 from fedveil.local.objective import Loss, Objective
-from fedveil.privacy.noise import Multiplier
+from fedveil.privacy.noise import Multiplier, PerClient
 from fedveil.runtime.build import build
 from fedveil.runtime.model import OWN, Task, build_objective
 from fedveil.runtime.settings import Settings
@@ -125,8 +125,13 @@ def prepare(
     model: nn.Module | None = None,
     data: Federation | None = None,
     loss: Loss | None = None,
+    calibrated: Multiplier | None = None,
 ) -> Training:
-    """Build the parts that the configuration names, except those that are handed in ready-made."""
+    """Build the parts that the configuration names, except those that are handed in ready-made.
+
+    ``calibrated`` is the noise that an earlier calibration of the same run found: other noise for more rounds would be
+    another run, which could not claim what was charged so far.
+    """
     settings = Settings.read(config)
     _check_kinds(method, data)
     if config.get("cwd") and config["cwd"] not in sys.path:
@@ -134,14 +139,15 @@ def prepare(
     federation = data if data is not None else build_federation(config)
     cohort = _cohort(settings, federation)
     make = maker(config, settings, federation, cohort)
-    sigma, calibrated = fit("sigma", config["method"].get("sigma"), float | None), False
-    if method is None and sigma is None and "sigma" in config["method"]:
+    sigma = fit("sigma", config["method"].get("sigma"), float | None)
+    searched = method is None and sigma is None and "sigma" in config["method"]
+    if searched:
         if settings.privacy.epsilon is None:
             raise Refused(
                 f"sigma: {config['method']['build'].split(':')[-1]} adds noise, but nothing says how much; "
                 "set sigma (a multiplier), or privacy.epsilon, to which it is then calibrated"
             )
-        sigma, calibrated = 1.0, True
+        sigma = 1.0
     recipe = method if method is not None else make(sigma)
     batching = replace(settings.batching, drawing=_drawing(settings, recipe))
     objective = build_objective(config, settings, Task.of(federation), model=model, loss=loss)
@@ -151,14 +157,36 @@ def prepare(
     facts = Facts(objective, federation, batching, settings.sgd, settings.seed, settings.precision)
     engine, reason = choose(settings.engine, facts, recipe)
     training = Training(config, settings, recipe, federation, objective, engine, reason, cohort, batching)
-    if not calibrated:
+    if not searched:
         if settings.sigma_per_client:
             raise Refused("sigma_per_client: it calibrates noise to a budget; leave sigma out and set privacy.epsilon")
         return training
-    from fedveil.runtime.calibrate import calibrate
+    each = _each_its_own(settings, make, recipe)
+    if calibrated is None:
+        from fedveil.runtime.calibrate import calibrate
 
-    found = calibrate(training, make, per_client=settings.sigma_per_client is not False)
-    return replace(training, method=make(found), sigma=found)
+        calibrated = calibrate(training, make, per_client=each)
+    if isinstance(calibrated, PerClient) and len(calibrated.values) != federation.population:
+        raise Refused(
+            f"resume: this run began with {len(calibrated.values)} clients, and the data has {federation.population}; "
+            "resume it with the data that it began with"
+        )
+    return replace(training, method=make(calibrated), sigma=calibrated)
+
+
+def _each_its_own(settings: Settings, make: Callable[[Multiplier | None], Method], recipe: Method) -> bool:
+    """Whether every client gets noise of its own: as asked, else wherever the recipe can."""
+    if settings.sigma_per_client is False:
+        return False
+    try:
+        make(PerClient((1.0,)))
+    except Refused:
+        if settings.sigma_per_client:
+            raise Refused(
+                f"sigma_per_client: {recipe.name} has one noise for all clients here; leave sigma_per_client out"
+            ) from None
+        return False
+    return True
 
 
 def _drawing(settings: Settings, method: Method) -> Drawing:
