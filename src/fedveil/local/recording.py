@@ -178,6 +178,7 @@ class Recording:
     def _forget(self, name: str, value: Tensor | None) -> None:
         setattr(self, name, value)
         self.graphs.clear()
+        self.pool = torch.cuda.graph_pool_handle()  # nobody holds the old one any more
         self.__dict__.pop("walk", None)
 
     def _facts(
