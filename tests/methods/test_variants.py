@@ -282,9 +282,7 @@ def test_every_row_has_its_own_clients_noise_and_steps(engine, name):
     steps = [2 * math.ceil(n / BATCH) for n in sizes]
     assert len(set(steps)) == 4 and steps != sorted(steps)
     if name == "step_noise":
-        expected = [
-            (z * CLIP / BATCH) ** 2 * energy(LR, momentum, k) for z, k in zip(sigma.values, steps, strict=True)
-        ]
+        expected = [(z * CLIP / BATCH) ** 2 * energy(LR, momentum, k) for z, k in zip(sigma.values, steps, strict=True)]
     else:
         expected = [(z * CLIP * travel(LR, momentum, max(steps))) ** 2 for z in sigma.values]
     _, uploads, arrival, _, _ = one_round(parts, method)
@@ -335,8 +333,35 @@ def test_names_numbers_and_what_is_allowed():
         (["calibration=source", "steps=null", "local_epochs=1"], "calibration: source needs the same number of steps"),
         (["sigma=null"], "sigma: dp_scaffold_stein adds noise, but nothing says how much"),
         (["sigma_per_client=true"], "sigma_per_client: it calibrates noise to a budget"),
+        (["shrink.scope=null"], "shrink.scope: null is unknown; allowed: layer, model"),
+        (["shrink.scope=[layer]"], r"shrink.scope: \['layer'\] is unknown; allowed: layer, model"),
+        (["shrink.foo=1"], "shrink.foo: there is no such setting; allowed: scope, target"),
+        (["shrink={scop:layer}"], "shrink.scop: there is no such setting; did you mean 'scope'"),
+        (["shrink=layer"], "shrink: 'layer' is not allowed; give a mapping"),
+        (["jse_enabled=false", "shrink.scope=layer"], "shrink: nothing is shrunk with jse_enabled=false; set jse_en"),
+        (["sigma=1e300"], r"sigma: 1e\+300 leaves nothing but noise; give at most 1e\+09"),
+        (["clip_norm=1e300"], "norms or noise are beyond what numbers hold; lower them"),
+        (["algorithm_variant=2", "calibration=source"], "calibration: source says how much noise.*use a last_noise"),
+        (["algorithm_variant=3", "calibration=source", "steps=1"], "calibration: source says how much noise"),
+        (["algorithm_variant=2", "move_norm=3"], "move_norm: it clips a whole move.*or leave move_norm out"),
+        (["calibration=source", "steps=1", "move_norm=3"], "move_norm: it clips a whole move"),
+        (["control_update=null"], "control_update: null is unknown; allowed: clean, noisy"),
     ],
 )
 def test_what_is_wrong_is_refused_in_words(overrides, message):
     with pytest.raises(Refused, match=message):
         training("dp_scaffold_stein", "1", silent(4), 4, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("variant_", "overrides"),
+    [
+        ("1", ["shrink={scope:layer}"]),
+        ("1", ["calibration=source", "move_norm=3"]),
+        ("1", ["calibration=source", "steps=1"]),
+        ("1", ["calibration=source", "sigma=null", "privacy.epsilon=8"]),
+        ("2", ["shrink={target:zero}"]),
+    ],
+)
+def test_what_means_something_is_taken(variant_, overrides):
+    training("dp_scaffold_stein", variant_, silent(4), 4, *overrides)

@@ -214,6 +214,18 @@ def test_a_plan_leaves_no_trace(tmp_path, monkeypatch):
     assert math.isclose(proved["epsilon"], 8.0, rel_tol=0.01)
 
 
+def test_one_noise_for_all_where_the_method_has_no_other():
+    source = ["algorithm_variant=1", "calibration=source", "privacy.epsilon=8", "steps=5"]
+    assert isinstance(parts(*source).sigma, float)
+    assert parts(*source, "sigma_per_client=false").sigma == parts(*source).sigma
+    assert isinstance(parts("privacy.epsilon=8", method="dp_fedavg_central").sigma, float)
+    for method, texts in (("dp_fedavg_local", source), ("dp_fedavg_central", ["privacy.epsilon=8"])):
+        with pytest.raises(
+            Refused, match=f"sigma_per_client: {method}.* has one noise for all.*leave sigma_per_client"
+        ):
+            parts(*texts, "sigma_per_client=true", method=method)
+
+
 def test_nothing_says_how_much_noise():
     with pytest.raises(Refused, match="sigma: dp_fedavg_local adds noise, but nothing says how much; set sigma"):
         parts()

@@ -44,6 +44,21 @@ def test_import_paths_and_files_are_choices():
     assert resolve(["data=my data.csv", "data.label=y"])["data"]["path"] == "my data.csv"
 
 
+def test_the_beginning_of_a_name_suggests_all_that_go_on():
+    with pytest.raises(Refused, match="did you mean 'dp_fedavg_central' or 'dp_fedavg_local'"):
+        resolve(["method=dp_fedavg"])
+
+
+@pytest.mark.parametrize("text", ["stop={pat:1}", "privacy={epsilon:1,dleta:1e-6}", "shrink.foo=1"])
+def test_keys_of_a_group_are_known_to_it(text):
+    with pytest.raises(Refused, match=r"(stop.pat|privacy.dleta|shrink.foo): there is no such setting; .*allowed: "):
+        resolve(["method=dp_fed_stein", text])
+    assert (
+        resolve(["privacy={epsilon:1,delta:1e-6}"])["privacy"]
+        == resolve(["privacy.epsilon=1", "privacy.delta=1e-6"])["privacy"]
+    )
+
+
 def test_the_last_of_two_values_counts():
     assert resolve(["rounds=1", "rounds=2"])["rounds"] == 2
     assert resolve(["method=scaffold", "method=fedavg"])["method"]["build"].endswith("fedavg")
@@ -88,7 +103,7 @@ def test_mistakes_in_overrides(override, message):
         ("evaluate.every=0", "evaluate.every: 0 is not a positive number"),
         ("stop.accuracy=95", "stop.accuracy: 95.0 is not an accuracy"),
         ("stop.patience=0", "stop.patience: 0 is not a positive number"),
-        ("seed=null", "seed: None is not allowed; give a whole number"),
+        ("seed=null", "seed: null is not allowed; give a whole number"),
     ],
 )
 def test_mistakes_in_values(override, message):

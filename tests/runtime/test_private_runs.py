@@ -245,6 +245,10 @@ def test_batch_statistics_and_pooled_scaling_are_refused_under_privacy(tmp_path)
     net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     with pytest.raises(Refused, match="running statistic.*use GroupNorm, or set batch_norm=group_norm"):
         fedveil.run(method=local(), data=blobs(), model=net, out=tmp_path / "a")
+    keeps = nn.Sequential(nn.Unflatten(1, (1, 5)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten(), net)
+    with pytest.raises(Refused, match="kept by InstanceNorm1d.*use GroupNorm, or a layer that keeps none") as refusal:
+        fedveil.run("batch_norm=group_norm", method=local(), data=blobs(), model=keeps, out=tmp_path / "c")
+    assert "batch_norm" not in str(refusal.value), "which would be in vain"
     with pytest.raises(Refused, match="data.scaling"):
         fedveil.run("data.scaling=pooled", method=local(), data="breast_cancer", model="logistic", out=tmp_path / "b")
 

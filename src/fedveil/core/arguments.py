@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from fedveil.core.errors import Refused, one_of, suggest
+from fedveil.core.errors import Refused, one_of, shown, suggest
 
 
 def settings(function: Callable[..., Any]) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def fit(setting: str, value: Any, hint: Any) -> Any:
     if typing.get_origin(hint) is typing.Literal:
         one_of(setting, value, typing.get_args(hint))
     if not _fits(value, hint):
-        raise Refused(f"{setting}: {value!r} is not allowed; give {_words(hint)}")
+        raise Refused(f"{setting}: {shown(value)} is not allowed; give {_words(hint)}")
     kinds = _kinds(hint)
     if isinstance(value, Real) and not isinstance(value, bool):
         if int in kinds and float(value).is_integer():
@@ -93,13 +93,15 @@ def _fits(value: object, hint: Any) -> bool:
 
 def _words(hint: Any) -> str:
     if _is_union(hint):
-        return " or ".join(_words(part) for part in hint.__args__)
+        # Objects of our own cannot be written on a command line; they are named where nothing else is allowed.
+        plain = [p for p in hint.__args__ if not getattr(p, "__module__", "").startswith("fedveil.")]
+        return " or ".join(map(_words, plain or hint.__args__))
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return " or ".join(map(str, inner))
     if origin is list:
         return f"a list (each {_words(inner[0])})"
     if origin is dict:
-        return f"a mapping from {_words(inner[0])} to {_words(inner[1])}"
+        return "a mapping" if inner[1] is Any else f"a mapping from {_words(inner[0])} to {_words(inner[1])}"
     names = {float: "a number", int: "a whole number", str: "text", bool: "true or false", type(None): "null"}
     return names.get(hint, getattr(hint, "__name__", str(hint)))

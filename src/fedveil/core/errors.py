@@ -14,16 +14,24 @@ class Refused(ValueError):
     """
 
 
-def suggest(word: str, known: Iterable[str]) -> str:
-    """Name the closest known word, then all of them.
+def suggest(word: object, known: Iterable[str]) -> str:
+    """Name the known words that go on where this one ends, else the closest one; then all of them.
 
     >>> suggest("scafold", ["fedavg", "scaffold"])
     "did you mean 'scaffold'? allowed: fedavg, scaffold"
+    >>> suggest("dp_", ["dp_a", "dp_b", "fedavg"])
+    "did you mean 'dp_a' or 'dp_b'? allowed: dp_a, dp_b, fedavg"
     """
-    names = sorted(known)
-    close = difflib.get_close_matches(word, names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    names, text = sorted(known), word if isinstance(word, str) else ""
+    close = [n for n in names if n.startswith(text)] if len(text) > 2 else []
+    close = close or difflib.get_close_matches(text, names, n=1)
+    hint = f"did you mean {' or '.join(map(repr, close))}? " if close else ""
     return f"{hint}allowed: {', '.join(names)}"
+
+
+def shown(value: object) -> str:
+    """A value as settings are written: null for None."""
+    return "null" if value is None else repr(value)
 
 
 def positive(**settings: float) -> None:
@@ -47,7 +55,14 @@ def fraction(**settings: float) -> None:
             raise Refused(f"{name}: {value} is not a fraction; give a number from 0 up to, but not including, 1")
 
 
-def one_of(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Refuse a word that is not in the list, and show the list."""
-    if value not in set(allowed):
-        raise Refused(f"{name}: {value!r} is unknown; {suggest(value, allowed)}")
+def one_of(name: str, value: object, allowed: Iterable[str]) -> None:
+    """Refuse what is not in the list of words, whatever it is, and show the list.
+
+    >>> one_of("scope", None, ["layer", "model"])
+    Traceback (most recent call last):
+    ...
+    fedveil.core.errors.Refused: scope: null is unknown; allowed: layer, model
+    """
+    words = list(allowed)
+    if value not in words:
+        raise Refused(f"{name}: {shown(value)} is unknown; {suggest(value, words)}")

@@ -129,6 +129,8 @@ class Method:
             raise
         except ValueError as problem:
             raise Refused(f"{self.name}: {problem}") from problem
+        except OverflowError:
+            raise Refused(f"{self.name}: norms or noise are beyond what numbers hold; lower them") from None
         if ctx.releases and self.weights == "examples":
             raise Refused(
                 f"{self.name}: weights by private example counts are not covered by the noise of a private "

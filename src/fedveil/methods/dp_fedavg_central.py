@@ -12,7 +12,7 @@ from fedveil.core.stage import chain
 from fedveil.local.rules import FedAvg, Scaffold
 from fedveil.privacy.adaptive import adaptive_clip
 from fedveil.privacy.clip import clip
-from fedveil.privacy.noise import Multiplier, PerClient, gaussian
+from fedveil.privacy.noise import Multiplier, PerClient, check_multiplier, gaussian
 from fedveil.transport.plain import Plain
 
 
@@ -38,6 +38,7 @@ def dp_fedavg_central(
     one_of("clipping", clipping, ("fixed", "adaptive"))
     if isinstance(sigma, PerClient):
         raise Refused("sigma: the server adds one noise for all clients; give one number")
+    check_multiplier(sigma, "sigma")
     rule = FedAvg(server_lr, server_momentum)
     if drift == "scaffold":
         rule = Scaffold(server_lr, server_momentum, "private")

@@ -11,7 +11,7 @@ from fedveil.core.scale import scale
 from fedveil.core.stage import Chain, chain
 from fedveil.local.rules import Control
 from fedveil.privacy.clip import clip, clip_each
-from fedveil.privacy.noise import Gaussian, Multiplier, PerClient, gaussian
+from fedveil.privacy.noise import Gaussian, Multiplier, PerClient, check_multiplier, gaussian
 from fedveil.privacy.shrink import Shrink
 
 PLAIN = ("last_noise", "step_noise")
@@ -68,11 +68,20 @@ def slots(name: str, jse: Shrink | None, **noise: Unpack[LocalNoise]) -> Slots:
     clip_norm, sigma, steps = noise["clip_norm"], noise["sigma"], noise.get("steps")
     source = noise.get("calibration", "proved") == "source"
     positive(clip_norm=clip_norm, travel=noise["travel"])
-    if not isinstance(sigma, PerClient):
-        positive(sigma=sigma)
+    check_multiplier(sigma, "sigma")
+    if source and name.startswith("step_noise"):
+        raise Refused(
+            f"calibration: source says how much noise a whole move gets, and {name} adds it in every step; "
+            "use a last_noise variant, or leave calibration out"
+        )
     each, mean = clip_each(clip_norm), scale(1 / noise["batch"])
     after = chain() if jse is None else chain(jse)
     if name.startswith("step_noise") or (source and steps == 1):
+        if noise.get("move_norm") is not None:
+            raise Refused(
+                "move_norm: it clips a whole move before its noise, and here the noise is in the steps; "
+                "use a last_noise variant with calibration=proved, or leave move_norm out"
+            )
         noisy = chain(each, gaussian(sigma), mean)
         if name == "step_noise_step_jse":
             return Slots(on_step=chain(noisy, after))
@@ -92,19 +101,24 @@ def _source(bound: float, **noise: Unpack[LocalNoise]) -> Gaussian:
     if noise.get("steps") is None:
         raise Refused("calibration: source needs the same number of steps for every client; set steps")
     if isinstance(sigma, PerClient):
-        raise Refused("calibration: source has one sigma for all clients; set sigma, or sigma_per_client=false")
+        raise Refused("calibration: source has one sigma for all clients; give one number")
     std = noise["clip_norm"] * noise["travel"] * sigma / noise["batch"]
     return gaussian(std / bound, claimed=sigma)
 
 
 def shrinkage(enabled: bool, given: Shrink | Mapping[str, Any]) -> Shrink | None:
     """The shrinkage that the settings ask for."""
-    if not enabled:
-        return None
-    if isinstance(given, Shrink):
+    if not isinstance(given, Shrink):
+        known("shrink", given, ("scope", "target"))
+        given = Shrink(**given)
+    if enabled:
         return given
-    known("shrink", given, ("scope", "target"))
-    return Shrink(**given)
+    if given != Shrink():
+        raise Refused(
+            "shrink: nothing is shrunk with jse_enabled=false; set jse_enabled=true, or leave shrink.scope and "
+            "shrink.target out"
+        )
+    return None
 
 
 def control(update: Literal["noisy", "clean"], allow_leak: bool, chosen: str) -> Control:

@@ -77,17 +77,22 @@ class PerClient:
     values: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        positive(multiplier=min(self.values, default=0.0))
-        positive(multiplier=max(self.values, default=0.0))
+        check_multiplier(min(self.values, default=0.0))
+        check_multiplier(max(self.values, default=0.0))
 
 
 Multiplier = float | PerClient
+MOST = 1e9
+"""Larger multipliers are refused: nothing is left but noise, and soon not even finite numbers."""
 
 
-def check_multiplier(multiplier: Multiplier) -> None:
-    """Refuse a multiplier that is no positive number."""
-    if not isinstance(multiplier, PerClient):
-        positive(multiplier=multiplier)
+def check_multiplier(multiplier: Multiplier, name: str = "multiplier") -> None:
+    """Refuse a multiplier that is no positive number, or one that drowns everything."""
+    if isinstance(multiplier, PerClient):
+        return
+    positive(**{name: multiplier})
+    if multiplier > MOST:
+        raise Refused(f"{name}: {multiplier:g} leaves nothing but noise; give at most {MOST:g}")
 
 
 def multipliers(name: str, multiplier: Multiplier, ctx: Context) -> list[float]:

@@ -148,7 +148,18 @@ def _place(override: Override, base: Config) -> str:
     if override.is_delete() or override.package is not None:
         raise Refused(f"{text}: only name=value is understood here")
     path = _full_key(override.key_or_group, base)
+    _check_keys(override.key_or_group, override.value(), _get(base, path))
     return f"{'' if _has(base, path) else '++'}{path}={text.partition('=')[2]}"
+
+
+def _check_keys(name: str, given: Any, held: Any) -> None:
+    """Refuse keys of a mapping that the group of settings it is laid over does not have."""
+    if not isinstance(given, dict) or not isinstance(held, dict) or not held:
+        return
+    for key, value in given.items():
+        if key not in held:
+            raise Refused(f"{name}.{key}: there is no such setting; {suggest(key, map(str, held))}")
+        _check_keys(f"{name}.{key}", value, held[key])
 
 
 def _full_key(key: str, base: Config) -> str:
@@ -158,7 +169,9 @@ def _full_key(key: str, base: Config) -> str:
     free = path.startswith(("method.", "model.")) and base[path.split(".")[0]].get("open", False)
     if not _has(base, path) and not free:
         owner, _, last = path.rpartition(".")
-        inside = _get(base, owner) if owner else {**base["method"], **base}
+        inside = {**base["method"], **base}
+        if owner:
+            inside = _get(base, owner) if _has(base, owner) else _get(base["method"], owner)
         if isinstance(inside, dict):
             known = [k for k in inside if k not in ("build", "source", "open")]
             where = f"{owner}.{last}" if owner else last

@@ -225,9 +225,7 @@ def _notes(training: Training) -> list[str]:
     return [f"The test set {declared} to decide when to stop."]
 
 
-def _finish(
-    training: Training, progress: Progress, folder: Folder, books: Bookkeeper, stopped: str | None
-) -> Record:
+def _finish(training: Training, progress: Progress, folder: Folder, books: Bookkeeper, stopped: str | None) -> Record:
     objective, server = training.objective, progress.server
     training.engine.bind(server)
     write_bytes(folder.model, save(objective.tensors()))

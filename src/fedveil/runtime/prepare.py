@@ -283,8 +283,16 @@ def _refuse_leaks(settings: Settings, method: Method, federation: Federation, ob
         )
     if not method.private:
         return
-    mixing = [name for name, part in objective.module.named_modules() if isinstance(part, _BatchNorm)]
-    if objective.buffers.dim or mixing:
+    parts = dict(objective.module.named_modules())
+    mixing = [name for name, part in parts.items() if isinstance(part, _BatchNorm)]
+    others = [b for b in objective.buffers.names if b.rpartition(".")[0] not in mixing]
+    if others:
+        kind = type(parts.get(others[0].rpartition(".")[0], objective.module)).__name__
+        raise Refused(
+            f"model: {others[0]} is a running statistic of the clients' data, kept by {kind}, which {method.name} does "
+            "not protect; use GroupNorm, or a layer that keeps none (track_running_stats=False)"
+        )
+    if mixing:
         what = (
             f"{objective.buffers.names[0]} is a running statistic of the clients' data"
             if objective.buffers.dim
