@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from fedveil.bench.compare import How, Tell, compare
+from fedveil.bench.convolutions import measure, shapes
 from fedveil.bench.goals import GOALS
 from fedveil.bench.growth import grow, sizes
 from fedveil.bench.machine import about, peaks
@@ -100,6 +101,11 @@ def plan(options: Options) -> list[Unit]:
             )
         for name, s in sizes().items():
             units.append(Unit("growth", name, 10, lambda tell, s=s: grow(s, how.threads)))  # type: ignore[misc]
+    else:
+        for clients in (10, 100):
+            for shape in shapes(clients):
+                name = f"convolutions/{clients}/{shape.name}"
+                units.append(Unit("convolutions", name, 2, lambda tell, shape=shape: measure(shape)))  # type: ignore[misc]
     wanted = [unit for unit in units if _matches(unit.name, options.only)]
     if not wanted:
         raise Refused(f"only: {', '.join(options.only)} matches nothing; names are {', '.join(u.name for u in units)}")
@@ -134,7 +140,8 @@ def run(options: Options, path: Path | None, began: Callable[[Unit], None], tell
     try:
         report: Report = {"about": about(options.device, how.threads, options.precision), "quick": options.quick}
         tell("matrix products, for the limit")
-        report |= {"peaks": peaks(options.device), "scenarios": {}, "whole": {}, "growth": {}, "seconds": {}}
+        report |= {"peaks": peaks(options.device), "scenarios": {}, "whole": {}, "growth": {}}
+        report |= {"convolutions": {}, "seconds": {}}
         _keep(report, path)
         for unit in units:
             began(unit)

@@ -91,6 +91,7 @@ def _section(report: Report) -> Iterator[str]:
         yield from _scenario(report, row)
     yield from _whole(report)
     yield from _growth(report)
+    yield from _convolutions(report)
 
 
 def _goals(report: Report) -> Iterator[str]:
@@ -182,6 +183,26 @@ def _growth(report: Report) -> Iterator[str]:
             )
         )
     yield from table(("cohort", "population", "ms per round", "first round, s", "peak memory, MiB"), rows)
+
+
+def _convolutions(report: Report) -> Iterator[str]:
+    if not report.get("convolutions"):
+        return
+    yield from ("", "### Ways to convolve", "")
+    yield (
+        "Microseconds for 32 images a client, float32: forward / gradient of the input / gradient of the kernels. "
+        "*In turn*: one client's cuDNN call after another; *grouped*: one call with a group per client; *engine*: "
+        "patches and one batched product, or where few numbers are seen at a place a kernel that reads images directly."
+    )
+    yield ""
+    rows = []
+    for name, row in report["convolutions"].items():
+        if "failed" in row:
+            rows.append((name, row["failed"], "-", "-"))
+            continue
+        ways = [" / ".join(f"{value:,.0f}" for value in row[way].values()) for way in ("in turn", "grouped", "engine")]
+        rows.append((name.removeprefix("convolutions/").replace("/", " clients: ", 1), *ways))
+    yield from table(("", "in turn", "grouped", "engine"), rows)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
