@@ -142,9 +142,8 @@ def _twins(r: Results) -> str:
     step, final = ([v for label, v in accuracies if label == f"dp_scaffold/{x}"] for x in (STEP, FINAL))
     if not step or step != final:
         return ""
-    return (
-        "Without shrinkage the two step-noise variants of `dp_scaffold` are one method; their runs agree in every cell."
-    )
+    how = "one run stands for both" if r.schedule.twins_once else "their runs agree in every cell"
+    return f"Without shrinkage the two step-noise variants of `dp_scaffold` are one method; {how}."
 
 
 def markdown(heads: list[str], rows: list[list[str]]) -> list[str]:

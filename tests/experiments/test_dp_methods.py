@@ -11,11 +11,23 @@ from experiments.dp_methods import cell as cells
 from experiments.dp_methods import opacus_peer
 from experiments.dp_methods.__main__ import main
 from experiments.dp_methods.cell import Cache
-from experiments.dp_methods.grid import ENTRIES, FORMS, FULL, MNIST, POOLED, SCHEDULES, STEIN_PAIRS, cell, quick
+from experiments.dp_methods.grid import (
+    ENTRIES,
+    FINAL,
+    FORMS,
+    FULL,
+    MNIST,
+    POOLED,
+    SCHEDULES,
+    STEIN_PAIRS,
+    STEP,
+    cell,
+    quick,
+)
 from experiments.dp_methods.numbers import Results, Spread, compare, gather, paired
 from experiments.dp_methods.page import write_page
 from experiments.dp_methods.study import study
-from experiments.dp_methods.tables import forms, table
+from experiments.dp_methods.tables import forms, privacy, table
 from experiments.dp_methods.tuning import survey, tune
 from experiments.dp_methods.workers import results
 
@@ -260,6 +272,17 @@ def test_digits_are_run_as_ever_and_images_with_their_own_model():
         "seed": 0,
     }
     assert mnist["model"]["name"] == "custom" and mnist["server_lr"] == 4 and mnist["data"]["name"] == "mnist"
+
+
+def test_twins_are_run_once_where_the_schedule_says_so():
+    twins = [BY_LABEL[f"dp_scaffold/{variant}"] for variant in (STEP, FINAL)]
+    for once, runs in ((False, 4), (True, 2)):
+        s = replace(TINY, twins_once=once)
+        look = simulate(s, twins, lambda c: record(c, 0.5))
+        assert survey(s, twins, look).total == runs
+        found = gather(s, twins, look)
+        assert found.spread(twins[0].label, "iid", 8.0) == found.spread(twins[1].label, "iid", 8.0) == Spread(50, 0, 1)
+        assert any(("one run stands for both" in line) == once for line in privacy(found) if "are one method" in line)
 
 
 def test_the_image_model_is_trained_privately_by_the_fold_engine(tmp_path):
