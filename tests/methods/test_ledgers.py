@@ -120,6 +120,30 @@ def test_control_variates_under_central_noise_never_leave_the_clients(tmp_path):
     assert rows(result)["public", "client"].epsilon == rows(plain)["public", "client"].epsilon
 
 
+def test_hidden_control_variates_leave_no_draw_without_replacement_to_count(tmp_path):
+    """c_k says when its client was drawn before, which the theorem about such draws does not allow for."""
+    result = run(tmp_path / "a", "dp_fedavg_central", "steps=2", "drift=scaffold")
+    claim, record = rows(result)["public", "client"], rows(result)["public", "record"]
+    assert claim.epsilon == pytest.approx(reference(1, SIGMA, ROUNDS), rel=2e-3), "every round, nothing amplified"
+    assert record.epsilon == pytest.approx(reference(1, SIGMA / 2, ROUNDS), rel=2e-3), "replacing: twice the bound"
+    assert claim.sampling == "2 of 4 clients without replacement (not counted)"
+    assert "depends on when it was drawn before" in claim.note
+    plain = rows(run(tmp_path / "b", "dp_fedavg_central", "steps=2"))["public", "client"]
+    assert plain.sampling == "2 of 4 clients without replacement"
+    found = run(tmp_path / "c", "dp_fedavg_central", "steps=2", "drift=scaffold", "sigma=null", "privacy.epsilon=6")
+    assert 5.9 < rows(found)["public", "client"].epsilon <= 6.0
+
+
+def test_hidden_control_variates_and_independent_draws(tmp_path):
+    """Poisson draws are independent of the past: they count for a zeroed client, not for a record (replacing)."""
+    result = run(tmp_path, "dp_fedavg_central", "steps=2", "drift=scaffold", "selection=poisson")
+    claim, record = rows(result)["public", "client"], rows(result)["public", "record"]
+    assert claim.epsilon == pytest.approx(reference(0.5, SIGMA, ROUNDS), rel=2e-3)
+    assert claim.sampling == "Poisson clients, rate 0.5"
+    assert record.epsilon == pytest.approx(reference(1, SIGMA / 2, ROUNDS), rel=2e-3)
+    assert record.sampling == "Poisson clients, rate 0.5 (not counted)"
+
+
 def test_central_control_variates_move_by_the_noisy_mean_alone():
     """c ← c + (n/N)(−c − Δ̃/(Kη)) (SPEC 3.1)."""
     from fedveil.core.signal import Signal

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from fedveil.core.signal import Unit
-from fedveil.privacy.events import Adjacency, Event, event_of, joint
+from fedveil.privacy.events import Adjacency, Event, Poisson, Sampling, event_of, joint
 from fedveil.privacy.ledger import Entry, Line
 
 Observer = Literal["server", "public"]
@@ -43,7 +43,8 @@ class Accounts:
     """Running tallies of a ledger, and what they cost.
 
     ``local`` says whether every upload has passed a mechanism before it leaves the client; if not, the server is
-    promised nothing, and the public what central releases give.
+    promised nothing, and the public what central releases give. ``hidden`` says that clients keep a state between rounds
+    that the public cannot follow: what one sends then depends on when it was drawn before (docs/decisions/011).
     """
 
     delta: float
@@ -52,6 +53,7 @@ class Accounts:
     adjacency: Adjacency = "zero_out"
     of_client: dict[Unit, dict[int, Tally]] = field(default_factory=lambda: {"record": {}, "client": {}})
     of_all: dict[Unit, Tally] = field(default_factory=lambda: {"record": {}, "client": {}})
+    hidden: bool = False
     unbounded: bool = False
     """Some local release has the record unit, so that nothing bounds a whole client."""
     _known: dict[tuple[frozenset[tuple[Event, int]], str], float] = field(default_factory=dict)
@@ -138,11 +140,25 @@ class Accounts:
         """ε of these events, by the accountant in use."""
         return self._cost(tally, self.accountant)
 
+    def amplifying(self, line: Line, unit: Unit) -> Sampling:
+        """The draw that counts for this unit: of batches for records, of clients for both; None where none may.
+
+        With a hidden state only independent draws do, and only against zeroing (or removing) the unit.
+        """
+        if line.clients is not None:
+            return line.sampling if line.release.unit == "record" else None
+        adjacency = self._neighbours(line, unit)
+        if self.hidden and adjacency != "add_remove":
+            return line.sampling if adjacency == "zero_out" and isinstance(line.sampling, Poisson) else None
+        return line.sampling
+
+    def _neighbours(self, line: Line, unit: Unit) -> Adjacency:
+        """Changing a record inside a client is replacing the client."""
+        return "replace" if unit == "record" and line.release.unit == "client" else self.adjacency
+
     def _event(self, line: Line, unit: Unit) -> Event:
-        """A line as an event about this unit; a draw of batches amplifies for records, a draw of clients for both."""
-        sampling = line.sampling if line.clients is None or line.release.unit == "record" else None
-        within = unit == "record" and line.release.unit == "client"
-        return event_of(line.release, sampling, "replace" if within else self.adjacency)
+        """A line as an event about this unit."""
+        return event_of(line.release, self.amplifying(line, unit), self._neighbours(line, unit))
 
     def _central(self, lines: Sequence[Line], unit: Unit) -> list[Event]:
         """Central lines of one round share one cohort: Gaussian ones are joined before the draw amplifies them."""

@@ -40,6 +40,12 @@ SOURCE = (
 )
 
 
+HIDDEN = (
+    "the server is trusted; clients keep control variates between rounds, so that what one sends depends on when it was "
+    "drawn before, and the draw of clients is not counted"
+)
+
+
 @dataclass(frozen=True)
 class Row:
     """What one observer can learn about one unit: epsilon at delta, and the theorem's premises."""
@@ -154,6 +160,9 @@ def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Un
             f"the worst of {spread.clients} clients that released anything; by rdp they range from {spread.least:.3g} "
             f"over {spread.median:.3g} (median) to {spread.worst:.3g}"
         )
+    elif any(accounts.amplifying(x, unit) != x.sampling for x in counted):
+        samplings += " (not counted)"
+        note = HIDDEN
     elif any(x.sampling is not None for x in counted):
         note = (
             "the server is trusted, and the draw of clients counts only while it stays secret from the public: keep "

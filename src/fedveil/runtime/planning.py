@@ -104,6 +104,7 @@ class Planner:
             local=method.local_privacy,
             accountant=privacy.accountant,
             adjacency=privacy.adjacency,
+            hidden=method.local.remembers and not method.local_privacy,
         )
 
     @property
