@@ -1,5 +1,10 @@
 """Control variates made of clean moves give them away; made of released moves they do not (SPEC 3.4)."""
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -91,3 +96,14 @@ def test_no_budget_can_hold_where_everything_leaks(tmp_path):
             data=blobs(),
             out=tmp_path / "r",
         )
+
+
+def test_the_page_about_the_leak_runs_as_it_is_printed(tmp_path):
+    page = (Path(__file__).parents[2] / "docs/leak.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.S)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    hidden, claimed, attack = done.stdout.splitlines()[-3:]
+    assert int(re.fullmatch(r"the noise is (\d+) times as long as what it hides", hidden)[1]) > 10
+    assert claimed == "claimed: no privacy is claimed (server, public: none)"
+    assert int(re.fullmatch(r"from released moves the attack is off by (\d+) times the move itself", attack)[1]) > 10

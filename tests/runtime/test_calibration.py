@@ -1,15 +1,18 @@
 """Noise that is found for a budget, and a run that is looked at before it is made."""
 
 import math
+import re
 
 import orjson
 import pytest
+from rich.console import Console
 from tests.methods.test_ledgers import joined, reference, rows
 from tests.support import blobs
 
 import fedveil
 from fedveil.core.errors import Refused
 from fedveil.privacy.ledger import Ledger
+from fedveil.report.plan import show_plan
 from fedveil.runtime.calibrate import calibrate
 from fedveil.runtime.config import resolve
 from fedveil.runtime.plan import plan
@@ -188,6 +191,32 @@ def test_the_plan_is_what_the_run_then_does(tmp_path):
     assert planned.seconds > 0
 
 
+def test_a_plan_says_how_many_rounds_the_budget_really_covers(tmp_path):
+    """The cohorts of rounds that nobody asked for are known as well, so that it is the number of a longer run."""
+    short = plan(parts("sigma=2", "privacy.epsilon=6", "rounds=3"))
+    result = run(tmp_path, "sigma=2", "privacy.epsilon=6", "rounds=60")
+    assert (short.rounds, short.affordable, short.ends) == (3, result.summary["rounds"], True)
+    assert short.affordable > 3
+    assert short.statement.rows == plan(parts("sigma=2", "privacy.epsilon=60", "rounds=3")).statement.rows
+    plenty = plan(parts("sigma=1000", "privacy.epsilon=6", "rounds=3"))
+    assert (plenty.affordable, plenty.ends) == (1003, False)
+    assert (plan(parts("sigma=1", "rounds=3")).affordable, plan(parts("sigma=1", "rounds=3")).stopped) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ([], "rounds affordable: all 3, as no budget is set"),
+        (["privacy.epsilon=60"], "rounds affordable: [0-9]+ \\(3 asked for\\)"),
+        (["privacy.epsilon=60", "sigma=1000"], "rounds affordable: 1003 or more \\(3 asked for\\)"),
+        (["privacy.epsilon=6"], "rounds affordable: 0 of 3; the first round alone would spend"),
+    ],
+)
+def test_the_words_for_affordable_rounds(capsys, overrides, words):
+    show_plan(Console(width=200), plan(parts("sigma=0.8", "rounds=3", *overrides)))
+    assert re.search(words, capsys.readouterr().out)
+
+
 def test_a_plan_leaves_no_trace(tmp_path, monkeypatch):
     import subprocess
     import sys
@@ -201,7 +230,7 @@ def test_a_plan_leaves_no_trace(tmp_path, monkeypatch):
     for words in (
         "Noise",
         "Predicted after 3 rounds",
-        "rounds affordable: all 3",
+        "rounds affordable: 3 (3 asked for)",
         "expected time",
         "nothing was trained",
     ):

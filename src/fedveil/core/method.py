@@ -157,8 +157,8 @@ class Method:
     def _check_slots(self) -> None:
         if any(map(_looks_back, self.on_step)) and not self.local.drift_is_public:
             raise Refused(
-                f"{self.name}: a stage of on_step looks back at the last mean move, which holds a drift correction that "
-                "nobody can take out, so that it would count twice; use shrink.target=zero"
+                f"{self.name}: a stage of on_step looks back at the last mean move, which holds a drift correction "
+                "that nobody can take out, so that it would count twice; use shrink.target=zero"
             )
         for slot in ("on_step", "on_delta", "on_upload", "on_mean"):
             stages = tuple(getattr(self, slot))

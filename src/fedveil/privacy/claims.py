@@ -43,8 +43,8 @@ class Accounts:
     """Running tallies of a ledger, and what they cost.
 
     ``local`` says whether every upload has passed a mechanism before it leaves the client; if not, the server is
-    promised nothing, and the public what central releases give. ``hidden`` says that clients keep a state between rounds
-    that the public cannot follow: what one sends then depends on when it was drawn before (docs/decisions/011).
+    promised nothing, and the public what central releases give. ``hidden`` says that clients keep a state between
+    rounds that the public cannot follow: what one sends then depends on when it was drawn before (docs/decisions/011).
     """
 
     delta: float

@@ -41,8 +41,8 @@ SOURCE = (
 
 
 HIDDEN = (
-    "the server is trusted; clients keep control variates between rounds, so that what one sends depends on when it was "
-    "drawn before, and the draw of clients is not counted"
+    "the server is trusted; clients keep control variates between rounds, so that what one sends depends on when it "
+    "was drawn before, and the draw of clients is not counted"
 )
 
 

@@ -37,8 +37,10 @@ def show_plan(console: Console, plan: Plan) -> None:
             say(f"{row.observer}, {row.unit} ({row.status}): {row.note}")
     if plan.stopped:
         say(f"rounds affordable: {plan.rounds} of {plan.asked}; {plan.stopped}")
+    elif plan.affordable is None:
+        say(f"rounds affordable: all {plan.asked}, as no budget is set")
     else:
-        say(f"rounds affordable: all {plan.asked}")
+        say(f"rounds affordable: {plan.affordable}{'' if plan.ends else ' or more'} ({plan.asked} asked for)")
     say(f"expected time: {_duration(plan.seconds)} (one trial round, times {plan.rounds}); nothing was trained")
 
 

@@ -56,8 +56,8 @@ class Bookkeeper:
         if any(e.fingerprint != self.fingerprint for e in entries) and (private or any(e.lines for e in entries)):
             raise Refused(
                 "resume: settings, method, model or data are not those under which this run was charged so far, "
-                "so that no claim would hold; resume it unchanged (rounds and privacy.epsilon in config.yaml may grow), "
-                "or start a new run"
+                "so that no claim would hold; resume it unchanged (rounds and privacy.epsilon in config.yaml may "
+                "grow), or start a new run"
             )
         if self.privacy.rng == "seeded":
             self.ledger.forget(progress.ledger)

@@ -11,6 +11,7 @@ import torch
 from fedveil.core.round import arrive, depart
 from fedveil.core.stage import Context
 from fedveil.core.streams import stream
+from fedveil.privacy.claims import Accounts
 from fedveil.privacy.ledger import Entry
 from fedveil.privacy.statement import Statement
 from fedveil.runtime.accounting import state
@@ -37,14 +38,17 @@ class Noise:
 class Plan:
     """Everything that ``--plan`` prints.
 
-    ``rounds`` is how many of the ``asked`` rounds the budget covers; ``statement`` is that of a run of so many;
-    ``seconds`` is an estimate from a trial round, or a second one if the first is short; nothing of them is kept.
+    ``rounds`` is how many of the ``asked`` rounds the budget covers, ``affordable`` how many it would cover at least
+    (exactly, where ``ends``; None without a budget); ``statement`` is that of a run of ``rounds``; ``seconds`` is an
+    estimate from a trial round, or a second one if the first is short; nothing of them is kept.
     """
 
     opening: tuple[str, ...]
     noise: tuple[Noise, ...]
     asked: int
     rounds: int
+    affordable: int | None
+    ends: bool
     stopped: str | None
     statement: Statement
     seconds: float
@@ -63,7 +67,27 @@ def plan(training: Training) -> Plan:
         entries.append(Entry(number, lines))
     statement = state(planner, accounts, entries, ())
     seconds = _trial(training, planner) * len(entries)
-    return Plan(tuple(training.opening), _noise(planner), rounds, len(entries), stopped, statement, seconds)
+    affordable, ends = (len(entries), True) if stopped else _beyond(planner, accounts, rounds)
+    opening, noise = tuple(training.opening), _noise(planner)
+    return Plan(opening, noise, rounds, len(entries), affordable, ends, stopped, statement, seconds)
+
+
+FURTHER = 1000
+"""So many rounds beyond those that were asked for are looked at."""
+
+
+def _beyond(planner: Planner, accounts: Accounts, rounds: int) -> tuple[int | None, bool]:
+    """How many rounds the budget covers, and whether it covers no more; the accounts are charged with them."""
+    privacy = planner.training.settings.privacy
+    if privacy.epsilon is None or not planner.training.method.private:
+        return None, False
+    quick = "rdp" if privacy.accountant == "pld" else privacy.accountant  # pld is slow, and allows more at most
+    for number in range(rounds + 1, rounds + FURTHER + 1):
+        lines = planner.lines(planner.cohort(number), {})
+        if lines and accounts.spent(planner.observer, planner.unit, lines, quick) > privacy.epsilon:
+            return number - 1, quick == privacy.accountant
+        accounts.add(lines)
+    return rounds + FURTHER, False
 
 
 def _noise(planner: Planner) -> tuple[Noise, ...]:
