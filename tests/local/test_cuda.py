@@ -19,7 +19,7 @@ from fedveil.core.stage import Context
 from fedveil.core.streams import stream
 from fedveil.local.fold import Folded
 from fedveil.local.fused import FusedMaxPool2d
-from fedveil.local.layers import Frame
+from fedveil.local.layers import Frame, squared
 from fedveil.local.objective import Objective
 from fedveil.local.precision import products
 from fedveil.local.schedule import Marks
@@ -215,6 +215,16 @@ def test_fast_products_learn_the_same_and_never_reach_what_is_clipped(precision)
     exact = fedveil.run(method="fedavg", data="digits", model="cnn", rounds=3, device="cuda", engine="fold")
     assert abs(plain.accuracy - exact.accuracy) < 0.1
     assert plain.summary["model_hash"] != exact.summary["model_hash"]
+
+
+def test_squared_norms_are_those_of_float64():
+    for length in (1, 7, 1024, 5000):
+        x = torch.randn(9, length, device="cuda")
+        right = x.double().square().sum(1)
+        assert bool(((squared(x) - right).abs() <= 1e-13 * right).all())
+    x[3, 7] = float("inf")
+    x[4, 7] = float("nan")
+    assert torch.equal(torch.isfinite(squared(x)), torch.isfinite(x).all(1))
 
 
 def test_products_are_exact_where_nothing_else_was_asked_for():

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedveil.local.fused import has_kernels
 from fedveil.local.layers import Layer, Views, gram_is_smaller
 from fedveil.local.steps import Into
-from fedveil.local.unfold import Pair, Window, images, patches
+from fedveil.local.unfold import Pair, Window, has_kernels, images, patches
 
 FEW = 32
 """Inputs of a place up to which a kernel that reads images directly is faster than a product of patches."""
@@ -27,7 +26,7 @@ class Conv2d(Layer):
 
     handles: ClassVar[type[nn.Module]] = nn.Conv2d
     _kept: Tensor | None = None
-    """The patches of the forward pass."""
+    """The patches of the forward pass, where the backward pass can use them as they are."""
 
     @staticmethod
     def problem(original: Any) -> str | None:
@@ -47,8 +46,10 @@ class Conv2d(Layer):
             from fedveil.local import device_conv
 
             return device_conv.forward(a, weight, bias, self._window)
-        seen = self._kept = self._patches(a, self._units(a))
-        return self._images(self.frame.product(self._kernels(weight, a), seen), a, bias)
+        seen = self._patches(a)
+        if self.frame.books is None:
+            self._kept = seen
+        return self._images(self.frame.product(self._kernels(weight), seen), a, bias)
 
     def back(self, a: Tensor, g: Tensor) -> Tensor:
         """The transposed convolution."""
@@ -56,8 +57,8 @@ class Conv2d(Layer):
         if self.frame.in_turn:
             pairs = zip(self.by_client(a), self.by_client(g), weight, strict=True)
             return torch.cat([self._backward(x, y, w, (True, False, False))[0] for x, y, w in pairs])
-        columns = self.frame.product(self._kernels(weight, a).mT, self._side_by_side(g, self._units(a)))
-        return images(columns.view(self._units(a), -1, columns.shape[2]), self._window, a)
+        columns = self.frame.product(self._kernels(weight).mT, self._side_by_side(g))
+        return images(columns.view(self.frame.clients, -1, columns.shape[2]), self._window, a)
 
     def singles(self, a: Tensor, g: Tensor) -> Views | None:
         """The gradient of each example's kernel, unless Gram matrices over places are smaller."""
@@ -89,9 +90,9 @@ class Conv2d(Layer):
                 into[name].put(self.by_client(values).sum(1))
             return
         else:
-            k, kept = self.frame.clients, self._take(a, self.frame.clients)
-            seen = self._patches(a, k) if kept is None else kept
-            into["weight"].put(self.frame.product(self._side_by_side(g, k), seen.mT).view(weight.shape))
+            kept, self._kept = self._kept, None
+            seen = self._patches(a) if kept is None or self.frame.blank is not None else kept
+            into["weight"].put(self.frame.product(self._side_by_side(g), seen.mT).view(weight.shape))
         if "bias" in into:
             into["bias"].put(self.by_client(g.flatten(2).sum(2)).sum(1))
 
@@ -124,48 +125,33 @@ class Conv2d(Layer):
         names = ("weight", "bias") if "bias" in self.views else ("weight",)
         return None if found is None else dict(zip(names, found, strict=False))
 
-    def _units(self, a: Tensor) -> int:
-        """How many products there are: one per client, or per example where each one's gradient is asked for.
+    def _side_by_side(self, g: Tensor) -> Tensor:
+        """``(clients · groups, channels of a group, examples · places)``, as patches have it."""
+        k, groups = self.frame.clients, self.original.groups
+        rows = self.by_client(g.flatten(2)).transpose(1, 2)
+        return rows.reshape(k * groups, -1, rows.shape[2] * rows.shape[3])
 
-        Then the patches of the forward pass are those that the gradient is made of.
-        """
-        return self.frame.clients if self.frame.books is None else len(a)
-
-    def _kernels(self, weight: Tensor, a: Tensor) -> Tensor:
-        """``(units · groups, channels of a group, inputs of a group)``."""
-        units, k = self._units(a), self.frame.clients
-        shared = weight[:, None].expand(k, units // k, *weight.shape[1:])
-        return shared.reshape(units * self.original.groups, -1, weight[0, 0].numel())
-
-    def _side_by_side(self, g: Tensor, units: int) -> Tensor:
-        """``(units · groups, channels of a group, examples · places)``, as patches have it."""
-        rows = g.reshape(units, len(g) // units, g.shape[1], -1).transpose(1, 2)
-        return rows.reshape(units * self.original.groups, -1, rows.shape[2] * rows.shape[3])
-
-    def _patches(self, a: Tensor, units: int) -> Tensor:
-        """What kernels see, ``(units · groups, inputs of a group, examples · places)``."""
-        seen = patches(a, self._window, units, self.frame.operand(a.dtype))
-        return seen.view(units * self.original.groups, -1, seen.shape[2])
-
-    def _take(self, a: Tensor, units: int) -> Tensor | None:
-        """The patches of the forward pass, if they are of so many units, and exact enough; they are not kept longer."""
-        kept, self._kept = self._kept, None
-        right = kept is not None and len(kept) == units * self.original.groups and self.frame.blank is None
-        return kept if right and kept is not None and kept.dtype == self.frame.operand(a.dtype) else None
+    def _patches(self, a: Tensor) -> Tensor:
+        """What kernels see, ``(clients · groups, inputs of a group, examples · places)``."""
+        k, groups = self.frame.clients, self.original.groups
+        seen = patches(a, self._window, k, self.frame.operand(a.dtype))
+        return seen.view(k * groups, -1, seen.shape[2])
 
     def _each(self, a: Tensor) -> Tensor:
         """What the kernel sees of each example, ``(examples, groups, inputs of a group, places)``."""
-        kept = self._take(a, len(a))
-        seen = patches(a, self._window, len(a)) if kept is None else kept
-        return seen.view(len(a), self.original.groups, -1, seen.shape[-1])
+        seen = patches(a, self._window, len(a))
+        return seen.view(len(a), self.original.groups, -1, seen.shape[2])
+
+    def _kernels(self, weight: Tensor) -> Tensor:
+        return weight.reshape(self.frame.clients * self.original.groups, -1, weight[0, 0].numel())
 
     def _images(self, rows: Tensor, like: Tensor, bias: Tensor | None) -> Tensor:
-        """Images from ``(units · groups, channels of a group, examples · places)``."""
-        k, units, places = self.frame.clients, self._units(like), self._window.places(like.shape[2], like.shape[3])
-        out = rows.view(k, units // k, -1, len(like) // units, *places).transpose(2, 3)
+        """Images from ``(clients · groups, channels of a group, examples · places)``."""
+        k, places = self.frame.clients, self._window.places(like.shape[2], like.shape[3])
+        out = rows.view(k, -1, len(like) // k, *places).transpose(1, 2)
         if bias is not None:  # one pass for the shift and the order
             whole = torch.empty_like(out, memory_format=torch.contiguous_format)
-            out = torch.add(out, bias[:, None, None, :, None, None], out=whole)
+            out = torch.add(out, bias[:, None, :, None, None], out=whole)
         return out.reshape(len(like), -1, *places)
 
     def _groups(self, g: Tensor) -> Tensor:

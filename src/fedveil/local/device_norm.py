@@ -1,7 +1,8 @@
-"""Group normalisation on a CUDA device in one pass each way, with each example's gradients of scale and shift."""
+"""Norms on a CUDA device, each number read once: group normalisation with each example's gradients, and squared norms."""
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -106,3 +107,22 @@ def backward(
         BIASED=bias is not None, RECTIFIED=rectified, **tile,
     )  # fmt: skip
     return out, scales, shifts
+
+
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
+def _squares(out, x, length, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = tl.program_id(0).to(tl.int64)
+    total = tl.zeros((BLOCK,), dtype=tl.float64)
+    for first in range(0, length, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        value = tl.load(x + row * length + at, mask=at < length, other=0.0).to(tl.float64)
+        total += value * value
+    tl.store(out + row, tl.sum(total, axis=0))
+
+
+def squares(x: Tensor) -> Tensor:
+    """Each row's sum of squares, in float64 (torch writes the row down in float64 first)."""
+    out = torch.empty(len(x), dtype=torch.float64, device=x.device)
+    block = min(1024, triton.next_power_of_2(x.shape[1]))
+    _squares[(len(x),)](out, x.contiguous(), x.shape[1], BLOCK=block)
+    return out

@@ -5,7 +5,6 @@ They equal the layers that they stand for to rounding. In float64 those themselv
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import torch
@@ -13,11 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedveil.local.layers import GroupNorm, Layer, Views
-
-
-def has_kernels(x: Tensor) -> bool:
-    """Whether kernels exist for this tensor."""
-    return x.is_cuda and x.dtype == torch.float32 and importlib.util.find_spec("triton") is not None
+from fedveil.local.unfold import has_kernels
 
 
 class FusedGroupNorm(GroupNorm):

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from fedveil.local.precision import Precision
 from fedveil.local.steps import Into
+from fedveil.local.unfold import has_kernels
 
 Views = dict[str, Tensor]
 """Weights of one layer by name, ``(clients, *shape)``; views of the flat rows."""
@@ -172,6 +173,10 @@ class _Call(torch.autograd.Function):
 
 def squared(x: Tensor) -> Tensor:
     """Squared norm of each example, in float64."""
+    if has_kernels(x):
+        from fedveil.local import device_norm
+
+        return device_norm.squares(x.reshape(len(x), -1))
     norms: Tensor = torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1, dtype=torch.float64)
     return norms.square_()
 

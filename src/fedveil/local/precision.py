@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from fedveil.core.team import at_work
+
 Precision = Literal["float32", "tf32", "bf16"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 
@@ -25,7 +27,8 @@ def products(precision: str) -> Iterator[None]:
     ...     torch.ones(1) @ torch.ones(1)
     tensor(1.)
     """
-    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+    # Threads that share out work on a CPU would find each other's settings and leave them behind.
+    if at_work() or not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
         yield
         return
     backends: Any = torch.backends

@@ -83,6 +83,11 @@ def images(columns: Tensor, window: Window, like: Tensor) -> Tensor:
     return F.fold(flat, like.shape[2:], window.kernel, window.dilation, window.padding, window.stride)
 
 
+def has_kernels(x: Tensor) -> bool:
+    """Whether there are kernels of our own for this tensor: on a CUDA device, in float32, where speed counts."""
+    return x.is_cuda and x.dtype == torch.float32 and _triton()
+
+
 @cache
 def _triton() -> bool:
     return importlib.util.find_spec("triton") is not None
