@@ -56,7 +56,7 @@ def measure(shape: Shape) -> dict[str, Any]:
         )
         return found[0] if wanted[0] else found[1]
 
-    pairs = list(zip(x.split(BATCH), g.split(BATCH), w, strict=True))
+    pairs = list(zip(torch.split(x, BATCH), torch.split(g, BATCH), w, strict=True))
     kernels = w.flatten(0, 1)
     of_input, of_weight = (True, False, False), (False, True, False)
     layer = Conv2d(nn.Conv2d(shape.channels, shape.wide, shape.kernel, padding=pad, bias=False), "conv", Frame())
@@ -98,7 +98,7 @@ def microseconds(work: Callable[[], object]) -> float:
         work()
     found = []
     for _ in range(REPEATS):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         graph.replay()
         end.record()

@@ -12,7 +12,6 @@ from torch import nn
 from fedveil.core.errors import Refused
 from fedveil.core.federation import Federation
 from fedveil.core.method import Method
-from fedveil.core.stage import Remembering
 from fedveil.local.admission import Unfit, inspect, inspect_layers, prove
 from fedveil.local.batches import Batching
 from fedveil.local.cohort import Cohort, Gradients
@@ -88,7 +87,7 @@ def _order(facts: Facts) -> Iterator[Tier]:
 
 
 def _attempt(tier: Tier, facts: Facts, method: Method) -> Engine:
-    if any(isinstance(stage, Remembering) for stage in method.on_step):
+    if method.on_step.remembers:
         raise Unfit("a stage of on_step learns from one client for the next")
     if facts.precision == "bf16" and tier != "fold":
         raise Unfit("precision=bf16 is there for folded layers alone")

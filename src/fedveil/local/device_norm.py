@@ -1,4 +1,4 @@
-"""Norms on a CUDA device, each number read once: group normalisation with each example's gradients, and squared norms."""
+"""Norms on a CUDA device, each number read once: squared norms, and group normalisation with its gradients."""
 
 from __future__ import annotations
 
