@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,18 +71,25 @@ def run(
 
     `fedveil run method=dp_scaffold_stein privacy.epsilon=8 rounds=5 --plan`
     """
-    from fedveil.runtime.config import expand, resolve
-
     _writable(json)
+    with _preparing(quiet) as ready:
+        from fedveil.runtime.config import expand, resolve
+
+        if plan:
+            if many:
+                raise Refused("--plan: it looks at one run at a time; leave -m out")
+            config = resolve(overrides or [])
+        elif many:
+            runs = expand(overrides or [])
+            ready()
+            _sweep(runs, quiet, json)
+            return
+        else:
+            result = _start(resolve(overrides or []), quiet, ready)
     if plan:
-        if many:
-            raise Refused("--plan: it looks at one run at a time; leave -m out")
-        _plan(resolve(overrides or []), quiet, json)
-        return
-    if many:
-        _sweep(expand(overrides or []), quiet, json)
-        return
-    _conclude(_start(resolve(overrides or []), quiet), quiet, json)
+        _plan(config, quiet, json)
+    else:
+        _conclude(result, quiet, json)
 
 
 @app.command()
@@ -249,22 +258,37 @@ def _plan(config: dict[str, Any], quiet: bool, json: Path | None) -> None:
     show_plan(Console(quiet=quiet), found)
 
 
-def _start(config: dict[str, Any], quiet: bool) -> Any:
+@contextmanager
+def _preparing(quiet: bool) -> Iterator[Callable[[], None]]:
+    """Something to look at in a terminal from the first moment, until what is yielded is called."""
+    console = Console(quiet=quiet)
+    status = console.status("preparing") if console.is_terminal else None
+    if status is not None:
+        status.start()
+    try:
+        yield status.stop if status is not None else lambda: None
+    finally:
+        if status is not None:
+            status.stop()
+
+
+def _start(config: dict[str, Any], quiet: bool, ready: Callable[[], None] = lambda: None) -> Any:
     from fedveil import api
     from fedveil.runtime.interrupt import terminable
 
     place: list[Path] = []
     with terminable():
-        return _interruptible(place, lambda: api.start(config, listeners=[_Where(place), *_listeners(quiet)]))
+        return _interruptible(place, lambda: api.start(config, listeners=[_Where(place, ready), *_listeners(quiet)]))
 
 
 class _Where:
-    """Remembers the run folder, for the message after an interrupt."""
+    """Remembers the run folder, for the message after an interrupt; says when a run has been prepared."""
 
-    def __init__(self, place: list[Path]) -> None:
-        self.place = place
+    def __init__(self, place: list[Path], ready: Callable[[], None]) -> None:
+        self.place, self.ready = place, ready
 
     def opened(self, training: Any, folder: Any, done: int, notes: Any) -> None:
+        self.ready()
         self.place.append(folder.path)
 
     def round(self, record: dict[str, Any]) -> None: ...
