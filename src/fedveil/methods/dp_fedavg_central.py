@@ -31,8 +31,8 @@ def dp_fedavg_central(
     """Σ clip(Δ_k)/n + N(0, (σC/n)²) with the expected cohort n as divisor; whole clients, towards the public.
 
     ``drift: scaffold`` corrects local steps by control variates that stay with the clients, so that only Poisson draws
-    of clients amplify (docs/decisions/011); ``clipping: adaptive`` starts at ``clip_norm`` and follows the median of the
-    moves' norms, the count being paid for out of sigma.
+    of clients amplify (docs/decisions/011); ``clipping: adaptive`` starts at ``clip_norm`` and follows the median of
+    the moves' norms, the count being paid for out of sigma.
     """
     positive(clip_norm=clip_norm)
     one_of("drift", drift, ("none", "scaffold"))

@@ -66,8 +66,8 @@ class Shrink:
 
     The variance is the signal's own ``noise_var``, so it is right at whatever station this stands. ``target`` zero
     shrinks towards what is public of the signal (the drift correction inside a move; mostly nothing), ``previous``
-    towards the data's part of the last released mean move on top of that. The result's variance is unknown: it cannot be
-    shrunk twice.
+    towards the data's part of the last released mean move on top of that. The result's variance is unknown: it cannot
+    be shrunk twice.
     The defaults are those that docs/results/dp-methods.md found best where shrinkage stands beside noisy steps.
     """
 
