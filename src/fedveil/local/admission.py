@@ -30,6 +30,9 @@ COUNTS = (3, 2)
 CLOSE = 1e-9
 """How far a trial in float64 may be from the sequential engine, relative to the largest gradient."""
 
+ROUNDING = {"float32": 1e-3, "tf32": 2e-2, "bf16": 1e-1}
+"""How far the same step may be in a run's own number format, relative to all gradients; a ReLU may flip."""
+
 
 class Unfit(Exception):
     """Why a tier cannot train this model."""
@@ -130,7 +133,7 @@ def prove(
     """Gradients of many clients that equal those of the sequential engine on a trial step; or :class:`Unfit`.
 
     The step is one of two clients with different weights and batches of different sizes, in float64, on examples of
-    the test set.
+    the test set. On a CUDA device it is then taken in the run's own number format, by the kernels that will run.
     """
     each = None if method.on_step.per_sample is None else _Softened()
     double = Objective.of(deepcopy(objective.module).double().train(), objective.loss)
@@ -157,6 +160,15 @@ def prove(
             )
     admitted = make(objective, precision)
     admitted.held = trial.held
+    like = next(objective.module.parameters())
+    if like.is_cuda and like.dtype != torch.float64:
+        again = torch.zeros_like(rows, dtype=like.dtype)
+        x = x.to(like.dtype) if x.is_floating_point() else x
+        y = y.to(like.dtype) if y.is_floating_point() else y
+        admitted(here.to(like.dtype), x, y, step.marks(here.device), each, Into(again))
+        far = float((again.double() - rows).norm()) / max(float(rows.norm()), 1e-30)
+        if not far <= ROUNDING[precision]:
+            raise Unfit(f"the same step in {precision} is {far:.1e} from it")
     return admitted
 
 

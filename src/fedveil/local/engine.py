@@ -40,6 +40,11 @@ class Engine(Protocol):
         """Which tier this is."""
         ...
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it does not run as fast as it might, found out on the way."""
+        ...
+
     def train(self, method: Method, server: State, drift: Tensor | None, ctx: Context) -> Moves:
         """Run the local steps of ``ctx.clients``; ``drift`` (rows, dim) is added to every gradient."""
         ...

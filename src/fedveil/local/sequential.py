@@ -107,6 +107,7 @@ class Sequential:
     seed: int
     name: str = "sequential"
     precision: Precision = "float32"
+    trouble: str | None = None
     _twins: list[Objective] = field(default_factory=list, init=False)
 
     def train(self, method: Method, server: State, drift: Tensor | None, ctx: Context) -> Moves:

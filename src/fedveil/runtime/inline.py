@@ -250,7 +250,7 @@ def _finish(training: Training, progress: Progress, folder: Folder, books: Bookk
         "seconds": progress.seconds,
         "seconds_per_round": progress.seconds / max(progress.round, 1),
         "engine": training.engine.name,
-        "engine_reason": training.engine_reason,
+        "engine_reason": "; ".join(filter(None, (training.engine_reason, training.engine.trouble))),
         "threads": training.threads,
         "input_shape": list(training.federation.input_shape),
         "tokens": not training.federation.test.x.is_floating_point(),
