@@ -1,6 +1,7 @@
 """On a CUDA device: recorded steps, issued steps and the sequential engine agree; noise is what it says it is."""
 
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -15,18 +16,20 @@ from torch.nn import functional as F
 
 import fedveil
 from fedveil.core.signal import Signal
-from fedveil.core.stage import Context
+from fedveil.core.stage import Context, chain
 from fedveil.core.streams import stream
 from fedveil.local.fold import Folded
 from fedveil.local.fused import FusedMaxPool2d
 from fedveil.local.layers import Frame, squared
 from fedveil.local.objective import Objective
 from fedveil.local.precision import products
+from fedveil.local.recording import recordable
 from fedveil.local.schedule import Marks
 from fedveil.local.steps import Into
 from fedveil.local.unfold import Window, patches
 from fedveil.privacy.clip import clip_each
 from fedveil.privacy.noise import gaussian
+from fedveil.privacy.rng import secure_generator
 from fedveil.runtime.prepare import prepare
 
 pytestmark = [
@@ -98,6 +101,17 @@ def test_broken_examples_count_as_zero_under_a_clip():
     assert bool(torch.isfinite(found.server["w"]).all())
     assert torch.allclose(found.server["w"], expected.server["w"], rtol=0, atol=1e-12)
     assert found.releases and counted(found.releases) == counted(expected.releases)
+
+
+def test_secret_noise_is_never_drawn_from_a_short_key():
+    """It comes from the operating system, number by number, so steps are issued one by one."""
+    fixed = {"data": "digits", "model": "logistic", "rounds": 2, "device": "cuda", "engine": "fold", "cohort": 3}
+    method = {"name": "dp_fedavg_local", "algorithm_variant": "step_noise", "sigma": 1.0, "clip_norm": 1.0}
+    models = [fedveil.run(method=method, privacy={"rng": "secure"}, **fixed).summary["model_hash"] for _ in range(2)]
+    assert models[0] != models[1]
+    secret = Context(0, None, [0], [secure_generator()])  # type: ignore[arg-type]
+    assert not recordable(chain(clip_each(1.0), gaussian(1.0)), secret)
+    assert recordable(chain(clip_each(1.0), gaussian(1.0)), replace(secret, streams=[stream(0, "noise")]))
 
 
 def nosy(outputs, targets):
