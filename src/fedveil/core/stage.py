@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -178,12 +179,12 @@ class Chain:
     def __call__(self, signal: Signal, ctx: Context) -> Signal:
         """Run the stages that work on whole rows (a leading per-sample stage is the engine's to run)."""
         for i, stage in enumerate(self.whole):
-            if isinstance(stage, Remembering):
+            if self.remembers and isinstance(stage, Remembering):
                 key = f"{ctx.slot}.{i}"
                 known = ctx.memory[key] if key in ctx.memory else stage.init()
                 ctx.memory[key], signal = stage.apply(known, signal, ctx)
             else:
-                signal = stage(signal, ctx)
+                signal = stage(signal, ctx)  # type: ignore[operator]
         return signal
 
     def __len__(self) -> int:
@@ -192,16 +193,21 @@ class Chain:
     def __iter__(self) -> Iterator[Stage | PerSample | Remembering]:
         return iter(self.stages)
 
-    @property
+    @cached_property
     def per_sample(self) -> PerSample | None:
-        """The leading stage, if it looks at single examples."""
+        """The leading stage, if it looks at single examples (looking it up takes longer than asking it)."""
         first = self.stages[0] if self.stages else None
         return first if isinstance(first, PerSample) else None
 
-    @property
+    @cached_property
     def whole(self) -> tuple[Stage | Remembering, ...]:
         """The stages that work on one row per client."""
         return self.stages[1:] if self.per_sample else self.stages  # type: ignore[return-value]
+
+    @cached_property
+    def remembers(self) -> bool:
+        """Whether a stage learns from one call for the next."""
+        return any(isinstance(stage, Remembering) for stage in self.whole)
 
 
 def chain(*stages: Stage | PerSample | Remembering | Chain) -> Chain:
