@@ -37,7 +37,8 @@ class Folded:
     """
 
     def __init__(self, objective: Objective, precision: Precision = "float32") -> None:
-        self.layout, self.loss, self.precision = objective.layout, per_example(objective.loss), precision
+        self.objective, self.layout, self.precision = objective, objective.layout, precision
+        self.loss = per_example(objective.loss)
         like = next(objective.module.parameters())
         self.itemsize = like.element_size()
         self.frame = Frame()
@@ -77,6 +78,12 @@ class Folded:
     def footprint(self, method: Method, batch: int) -> int:
         """Bytes of a client's weights (twice where stages act on gradients) and of what its examples leave behind."""
         return (self.layout.dim * (2 if len(method.on_step) else 1) + self.held * batch) * self.itemsize
+
+    def twin(self) -> Folded:
+        """See :class:`~fedveil.local.cohort.Gradients`."""
+        made = Folded(self.objective, self.precision)
+        made.held = self.held
+        return made
 
     def _bind(self, here: Tensor, into: Into) -> None:
         """Hand each layer its views of the rows."""

@@ -21,7 +21,7 @@ class Mapped:
     """Gradients of a module that is mapped over clients, and over their examples where a stage asks for each."""
 
     def __init__(self, objective: Objective, precision: Precision = "float32") -> None:
-        self.layout, self.precision = objective.layout, precision
+        self.objective, self.layout, self.precision = objective, objective.layout, precision
         self.itemsize = next(objective.module.parameters()).element_size()
         self.held = 0
         """Not known; a client's own weights stand for it."""
@@ -63,6 +63,10 @@ class Mapped:
         """Bytes of a client's weights, copied a few times; one gradient for each example where a stage asks for it."""
         copies = 4 if method.on_step.per_sample is None else 4 + 2 * batch
         return self.layout.dim * self.itemsize * copies
+
+    def twin(self) -> Mapped:
+        """See :class:`~fedveil.local.cohort.Gradients`."""
+        return Mapped(self.objective, self.precision)
 
     def _named(self, here: Tensor) -> dict[str, Tensor]:
         parts = torch.split(here, list(self.layout.sizes), dim=1)

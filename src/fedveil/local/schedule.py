@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -88,8 +88,16 @@ def side_by_side(walks: Sequence[tuple[Indices, Indices]], starts: Sequence[int]
         yield Step(visits[((offsets[:n] + begins)[:, None] + within).reshape(-1)], counts, width)
 
 
+Take = Callable[[Step], tuple[Tensor, Tensor]]
+"""The examples of a step, client after client."""
+
+
 class Pool:
-    """Examples on the device, in the number format of the model, and where those of each client start."""
+    """Examples in the number format of the model.
+
+    On another device all are kept there while they fit, where each client's start is known. In main memory each client
+    is asked for its own, so that memory does not grow with the population.
+    """
 
     def __init__(self, federation: Federation, like: Tensor) -> None:
         self.federation, self.like = federation, like
@@ -104,6 +112,25 @@ class Pool:
             return *self._kept, [int(self._starts[k]) for k in clients]
         starts = np.cumsum([0] + [int(self.federation.sizes[k]) for k in clients[:-1]])
         return *self._gather(clients), starts.tolist()
+
+    def apart(self, clients: Sequence[int]) -> Take:
+        """Examples of these clients, whose steps count positions from each client's own first."""
+        own = [self.federation.train(k) for k in clients]
+        xs, ys = [self._placed(e.x) for e in own], [self._placed(e.y) for e in own]
+        room: list[Tensor] = []
+
+        def take(step: Step) -> tuple[Tensor, Tensor]:
+            rows = torch.from_numpy(step.rows)
+            if not room or len(room[0]) < len(rows):
+                room[:] = (values[0].new_empty(len(rows), *values[0].shape[1:]) for values in (xs, ys))
+            x, y = room[0][: len(rows)], room[1][: len(rows)]
+            for i in range(len(step.counts)):
+                mine = slice(i * step.width, (i + 1) * step.width)
+                torch.index_select(xs[i], 0, rows[mine], out=x[mine])
+                torch.index_select(ys[i], 0, rows[mine], out=y[mine])
+            return x, y
+
+        return take
 
     @cached_property
     def stays(self) -> bool:
