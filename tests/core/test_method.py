@@ -15,6 +15,7 @@ from fedveil.core.parts import Delivery
 from fedveil.core.round import Shares, arrive
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Chain, Context, chain
+from fedveil.core.streams import stream
 from fedveil.local.rules import FedAvg, Scaffold
 from fedveil.transport.plain import Plain
 
@@ -27,8 +28,12 @@ def make(**slots):
 class OnlySum:
     reveals = frozenset({"sum"})
 
-    def carry(self, uploads, weights):
-        return Delivery({k: (weights.to(v) @ v)[None] for k, v in uploads.items()}, 0)
+    arrived: tuple[int, ...] | None = None
+
+    def carry(self, uploads, weights, ctx):
+        here = torch.arange(len(weights)) if self.arrived is None else torch.tensor(self.arrived)
+        sums = {k: (weights.to(s.value)[here] @ s.value[here])[None] for k, s in uploads.items()}
+        return Delivery(sums, 0, None if self.arrived is None else here)
 
 
 @dataclass(frozen=True)
@@ -125,8 +130,36 @@ def test_a_transport_that_sums_gives_the_same_mean():
     rows = torch.randn(3, 24, generator=torch.Generator().manual_seed(0))
     shares = Shares(torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64), torch.ones(3, 1), 1.0, 1.0)
     server = FedAvg().start(torch.zeros(24))
-    ctx = Context(1, Layout(("a",), ((24,),)), [None], [])
     means = [
-        arrive(make(transport=t), {"move": Signal(rows)}, shares, server, ctx).server["w"] for t in (Plain(), OnlySum())
+        arrive(make(transport=t), {"move": Signal(rows)}, shares, server, three()).server["w"]
+        for t in (Plain(), OnlySum())
     ]
     assert torch.allclose(means[0], means[1])
+
+
+def three():
+    streams = [stream(0, "client", k) for k in range(3)]
+    return Context(1, Layout(("a",), ((24,),)), [0, 1, 2], streams, server=stream(0, "server"))
+
+
+def test_who_does_not_arrive_takes_no_part():
+    rows = torch.randn(3, 24, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    shares = Shares(torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64), torch.ones(3, 1), 0.6, 1.0)
+    server = FedAvg().start(torch.zeros(24, dtype=torch.float64))
+    found = arrive(make(transport=OnlySum((0, 2))), {"move": Signal(rows)}, shares, server, three())
+    assert torch.allclose(found.server["w"], (0.2 * rows[0] + 0.5 * rows[2]) / 0.7)
+    assert found.arrived.tolist() == [0, 2]
+    left = shares.of(found.arrived, fixed=False)
+    assert left.share == pytest.approx(0.6 * 0.7)
+    assert left.weights.tolist() == pytest.approx([2 / 7, 5 / 7])
+
+
+def test_under_a_fixed_divisor_who_does_not_arrive_counts_as_zero():
+    rows = torch.ones(3, 24, dtype=torch.float64)
+    shares = Shares(torch.full((3,), 1 / 3, dtype=torch.float64), torch.ones(3, 1), 1.0, 1.0, 1 / 3)
+    central = make(transport=OnlySum((0, 2)), on_delta=chain(ToyClip(100.0)), on_mean=chain(ToyNoise(1e-9)))
+    assert central.fixed_divisor
+    server = FedAvg().start(torch.zeros(24, dtype=torch.float64))
+    found = arrive(central, {"move": Signal(rows, 100.0, "client")}, shares, server, three())
+    assert torch.allclose(found.server["w"], torch.full((24,), 2 / 3, dtype=torch.float64), atol=1e-6)
+    assert shares.of(found.arrived, fixed=True).share == 1.0

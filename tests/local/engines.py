@@ -91,7 +91,7 @@ def train(
         )
         moves = training.engine.train(method, server, method.local.drift(held, server), ctx)
         uploads, kept = depart(method, moves, held, server, ctx)
-        server = arrive(method, uploads, training.shares(cohort, moves), server, ctx.at_server()).server
+        server = arrive(method, uploads, training.shares(cohort, moves), server, ctx).server
         if kept is not None:
             memory.store(cohort, kept)
         made.append(moves)

@@ -84,7 +84,7 @@ def one_round(parts, method=None, server=None, memory=None, number=1, cohort=Non
     ctx = context(parts, server, number, cohort)
     moves = parts.engine.train(method, server, method.local.drift(memory, server), ctx)
     uploads, memory = depart(method, moves, memory, server, ctx)
-    arrival = arrive(method, uploads, parts.shares(cohort, moves), server, ctx.at_server())
+    arrival = arrive(method, uploads, parts.shares(cohort, moves), server, ctx)
     return moves, uploads, arrival, memory, ctx
 
 

@@ -109,7 +109,7 @@ class Ours:
             self.mean_travel,
             1.0 / cohort,
         )
-        self.server = arrive(method, uploads, shares, server, ctx.at_server()).server
+        self.server = arrive(method, uploads, shares, server, ctx).server
         if memory is not None:
             self.memory.store(clients, memory)
         if not torch.isfinite(self.server["w"].sum()):

@@ -14,6 +14,13 @@ class Refused(ValueError):
     """
 
 
+class Aborted(Exception):
+    """A round that came to nothing, such as one in which too few clients stayed; the model stays as it is.
+
+    What its mechanisms released stays charged. The message says why, and what would help.
+    """
+
+
 def suggest(word: object, known: Iterable[str]) -> str:
     """Name the known words that go on where this one ends, else the closest one; then all of them.
 

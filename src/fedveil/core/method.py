@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedveil.core.errors import Refused, one_of
 from fedveil.core.flat import Layout
-from fedveil.core.parts import MOVE, Aggregator, LocalRule, Moves, Transport
-from fedveil.core.round import Shares, arrive, depart
+from fedveil.core.parts import MOVE, Aggregator, Delivery, LocalRule, Moves, Transport
+from fedveil.core.round import Shares, depart, land
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Chain, Context, PerSample, Release, chain
 from fedveil.core.streams import stream
@@ -124,7 +124,10 @@ class Method:
             moves = Moves((step * -1.0).unbounded(), torch.ones(1, 1), torch.ones(1), torch.zeros(1))
             uploads, _ = depart(self, moves, memory, server, ctx)
             shares = Shares(torch.full((1,), 1.0 / cohort), moves.travel, 1.0, 1.0)
-            arrive(self, uploads, shares, server, ctx.at_server())
+            rows = {name: s.value for name, s in uploads.items()}  # one row is its own sum, so no transport is needed
+            if "each" not in self.transport.reveals:
+                rows = {name: value / cohort for name, value in rows.items()}
+            land(self, uploads, Delivery(rows, 0), shares, server, ctx)
         except Refused:
             raise
         except ValueError as problem:

@@ -9,6 +9,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from fedveil.core.signal import Signal
+from fedveil.core.stage import Context
 
 View = Literal["each", "sum"]
 """What a server gets to see of the uploads: every single one, or only their weighted sum."""
@@ -93,10 +94,14 @@ class LocalRule(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Delivery:
-    """What reached the server: matrices by channel, one row per client or one row for the sum; and bytes sent."""
+    """What reached the server: matrices by channel, one row per client or one row for the weighted sum; bytes sent.
+
+    ``arrived`` lists the rows of the uploads that arrived (None: all), and only they are in ``uploads``.
+    """
 
     uploads: dict[str, Tensor]
     bytes_up: int
+    arrived: Tensor | None = None
 
 
 class Transport(Protocol):
@@ -107,8 +112,12 @@ class Transport(Protocol):
         """The views that the server gets."""
         ...
 
-    def carry(self, uploads: Mapping[str, Tensor], weights: Tensor) -> Delivery:
-        """The whole journey of one round; a transport that reveals only the sum applies the weights on the way."""
+    def carry(self, uploads: Mapping[str, Signal], weights: Tensor, ctx: Context) -> Delivery:
+        """The whole journey of one round; a transport that reveals only the sum applies the weights on the way.
+
+        ``ctx`` is that of the clients, one row for each. Who does not arrive takes no part in the round; a journey
+        that fails as a whole raises :class:`~fedveil.core.errors.Aborted`, and the model stays as it is.
+        """
         ...
 
 

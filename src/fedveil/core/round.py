@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from fedveil.core.errors import Refused
-from fedveil.core.parts import MOVE, Moves, State, Uploads
+from fedveil.core.parts import MOVE, Delivery, Moves, State, Uploads
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 
@@ -25,11 +25,12 @@ BUFFERS = "buffers"
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """The server's next state, the mean of every channel, and the bytes that clients sent."""
+    """The server's next state, the mean of every channel, the bytes that clients sent, and whose uploads arrived."""
 
     server: State
     mean: dict[str, Signal]
     bytes_up: int
+    arrived: Tensor | None = None
 
 
 def nobody(w: Tensor) -> Moves:
@@ -79,19 +80,43 @@ class Shares:
     mean_travel: float
     fixed_weight: float = 1.0
 
+    def of(self, arrived: Tensor | None, *, fixed: bool) -> Shares:
+        """Those of the uploads that arrived; weights sum to one again, unless the divisor is ``fixed``."""
+        if arrived is None:
+            return self
+        kept, travel = self.weights[arrived], self.travel[arrived.to(self.travel.device)]
+        if fixed:
+            return replace(self, weights=kept, travel=travel)
+        total = float(kept.sum())
+        return replace(self, weights=kept / total, travel=travel, share=self.share * total)
+
 
 def arrive(method: Method, uploads: Uploads, shares: Shares, server: State, ctx: Context) -> Arrival:
-    """The server's half: open, derive, ``on_upload``, aggregate, ``on_mean``, absorb; ``ctx`` has the server's row.
-
-    ``on_upload`` is post-processing of each upload: it acts here where the server derives other channels from the
-    upload as it was sent, and otherwise before the upload leaves.
-    """
+    """The journey and the server's half of a round; ``ctx`` is that of the clients."""
     came = uploads[MOVE].rows > 0
     if not came:
         # Nobody came, which must not show: one client whose move is zero leaves the same sum, and the same noise.
         uploads = {name: replace(s, value=s.value.new_zeros(1, s.dim)) for name, s in uploads.items()}
         shares = replace(shares, weights=shares.weights.new_full((1,), shares.fixed_weight))
-    delivery = method.transport.carry({name: s.value for name, s in uploads.items()}, shares.weights)
+        ctx = ctx.at_server()
+    delivery = method.transport.carry(uploads, shares.weights, ctx)
+    if not came:
+        delivery = replace(delivery, bytes_up=0)
+    return land(method, uploads, delivery, shares, server, ctx)
+
+
+def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, server: State, ctx: Context) -> Arrival:
+    """The server's half: derive, ``on_upload``, aggregate, ``on_mean``, absorb; of ``uploads`` it reads the facts alone.
+
+    ``on_upload`` is post-processing of each upload: it acts here where the server derives other channels from the
+    upload as it was sent, and otherwise before the upload leaves.
+    """
+    arrived, kept = delivery.arrived, 1.0
+    if arrived is not None:
+        fixed = method.fixed_divisor
+        kept = 1.0 if fixed else float(shares.weights[arrived].sum())
+        shares = shares.of(arrived, fixed=fixed)
+        uploads, ctx = {name: s.rows_at(arrived) for name, s in uploads.items()}, ctx.ordered(arrived.tolist())
     mean = {}
     if "each" in method.transport.reveals:
         rows = {name: replace(uploads[name], value=value) for name, value in delivery.uploads.items()}
@@ -100,8 +125,9 @@ def arrive(method: Method, uploads: Uploads, shares: Shares, server: State, ctx:
             rows[MOVE] = method.on_upload(rows[MOVE], ctx.at("on_upload"))
         mean = {name: method.aggregate(signal, shares.weights) for name, signal in rows.items()}
     else:
-        mean = {name: uploads[name].mean(shares.weights, value) for name, value in delivery.uploads.items()}
-    mean[MOVE] = method.on_mean(mean[MOVE], ctx.at("on_mean"))
+        mean = {name: uploads[name].mean(shares.weights, value / kept) for name, value in delivery.uploads.items()}
+    ctx = ctx.at_server()
+    mean[MOVE] = method.on_mean(mean[MOVE], ctx)
     if ctx.releases and not method.allow_leak:
         for name, signal in mean.items():
             if not signal.released:
@@ -115,4 +141,4 @@ def arrive(method: Method, uploads: Uploads, shares: Shares, server: State, ctx:
     if method.looks_back:
         # This round's correction is added to it again wherever it is read, so that the last one's must go.
         after[PREVIOUS] = (mean[MOVE].value - mean[MOVE].public)[0]
-    return Arrival(after | ctx.memory, mean, delivery.bytes_up if came else 0)
+    return Arrival(after | ctx.memory, mean, delivery.bytes_up, arrived)

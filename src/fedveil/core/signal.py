@@ -88,6 +88,16 @@ class Signal:
         """Add a vector that the observer already knows: no fact changes."""
         return replace(self, value=self.value + public)
 
+    def rows_at(self, index: Tensor) -> Signal:
+        """These rows, in this order."""
+
+        def of(fact: Tensor | float | None) -> Tensor | float | None:
+            return fact[index.to(fact.device)] if isinstance(fact, Tensor) and fact.shape[:1] == (self.rows,) else fact
+
+        public = of(self.public)
+        assert public is not None
+        return replace(self, value=self.value[index.to(self.value.device)], noise_var=of(self.noise_var), public=public)
+
     def unbounded(self) -> Signal:
         """The same value without its bound, for results that a sum of bounds does not bound."""
         return replace(self, bound=None, unit=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -57,7 +57,8 @@ class Context:
     each client's training examples. ``server`` is the stream of what the server draws. ``memory`` is what stages
     remember between rounds, made of released values only; ``previous`` is the mean move of the last round, released,
     without its public part.
-    ``drawn`` stands for the streams where a step is replayed on a device.
+    ``drawn`` stands for the streams where a step is replayed on a device. What parts put into ``log`` stands in the
+    round's line of the event log.
     """
 
     round: int
@@ -72,6 +73,7 @@ class Context:
     batches: Sequence[np.random.Generator] = ()
     previous: Tensor | None = None
     drawn: Drawn | None = None
+    log: dict[str, Any] = field(default_factory=dict)
 
     def at(self, slot: Slot) -> Context:
         """The same context at another slot, writing to the same list of releases."""

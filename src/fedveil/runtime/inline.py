@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from fedveil.core.errors import Refused
+from fedveil.core.errors import Aborted, Refused
 from fedveil.core.files import write_bytes
 from fedveil.core.parts import Moves, State
 from fedveil.core.round import PREVIOUS, arrive, depart, nobody
@@ -158,11 +158,19 @@ def _round(
         )
         moves = training.engine.train(method, server, method.local.drift(held, server), ctx) if cohort else None
         uploads, memory = depart(method, moves or nobody(server["w"]), held, server, ctx)
-        arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx.at_server())
-        books.check(lines, ctx.releases)
         down = len(cohort) * sum(v.numel() * v.element_size() for v in server.values())
-        record |= {"bytes_up": arrival.bytes_up, "bytes_down": down} | (_measures(moves) if moves else {})
-        server = arrival.server
+        record |= {"bytes_down": down} | (_measures(moves) if moves else {})
+        try:
+            arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx)
+        except Aborted as why:  # charged all the same: what clients released may have been seen
+            record["aborted"], memory = str(why), None
+        else:
+            books.check(lines, ctx.releases)
+            record["bytes_up"], server = arrival.bytes_up, arrival.server
+            if arrival.arrived is not None:
+                cohort = [cohort[i] for i in arrival.arrived.tolist()]
+                memory = None if memory is None else memory[arrival.arrived.to(memory.device)]
+        record |= ctx.log
         if not torch.isfinite(server["w"].sum()):
             raise Diverged(number, None, "a weight")
     if number == settings.rounds or number % settings.evaluate.every == 0:

@@ -148,7 +148,7 @@ def _one_round(training: Training, planner: Planner) -> float:
     with torch.random.fork_rng(devices=[]):
         moves = training.engine.train(method, server, method.local.drift(memory, server), ctx)
     uploads, _ = depart(method, moves, memory, server, ctx)
-    arrive(method, uploads, training.shares(cohort, moves), server, ctx.at_server())
+    arrive(method, uploads, training.shares(cohort, moves), server, ctx)
     trained = time.perf_counter() - started
     test_scores(training, server)
     return trained + (time.perf_counter() - started - trained) / training.settings.evaluate.every

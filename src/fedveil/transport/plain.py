@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fedveil.core.parts import Delivery, View
+from fedveil.core.signal import Signal
+from fedveil.core.stage import Context
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class Plain:
         """Every single upload, hence also their sum."""
         return frozenset({"each", "sum"})
 
-    def carry(self, uploads: Mapping[str, Tensor], weights: Tensor) -> Delivery:
+    def carry(self, uploads: Mapping[str, Signal], weights: Tensor, ctx: Context) -> Delivery:
         """Hand over the matrices; weights are the aggregator's to apply."""
-        sent = sum(value.numel() * value.element_size() for value in uploads.values())
-        return Delivery(dict(uploads), sent)
+        rows = {name: signal.value for name, signal in uploads.items()}
+        return Delivery(rows, sum(value.numel() * value.element_size() for value in rows.values()))
