@@ -106,7 +106,7 @@ def arrive(method: Method, uploads: Uploads, shares: Shares, server: State, ctx:
 
 
 def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, server: State, ctx: Context) -> Arrival:
-    """The server's half: derive, ``on_upload``, aggregate, ``on_mean``, absorb; of ``uploads`` it reads the facts alone.
+    """The server's half: derive, ``on_upload``, aggregate, ``on_mean``, absorb; it reads only facts of ``uploads``.
 
     ``on_upload`` is post-processing of each upload: it acts here where the server derives other channels from the
     upload as it was sent, and otherwise before the upload leaves.
