@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -118,6 +118,39 @@ class Transport(Protocol):
         ``ctx`` is that of the clients, one row for each. Who does not arrive takes no part in the round; a journey
         that fails as a whole raises :class:`~fedveil.core.errors.Aborted`, and the model stays as it is.
         """
+        ...
+
+
+class Promise(Protocol):
+    """What a transport that shows sums alone promises about one round."""
+
+    @property
+    def least(self) -> int:
+        """How many uploads stand in every sum; with fewer the round is aborted."""
+        ...
+
+    @property
+    def colluders(self) -> int:
+        """How many of the clients may work with the observer, and still single uploads stay hidden."""
+        ...
+
+
+@runtime_checkable
+class Concealing(Transport, Protocol):
+    """A transport that shows sums alone, and says what it promises: noise can be shared out over it."""
+
+    @property
+    def bits(self) -> int:
+        """Whole numbers are summed modulo 2^bits."""
+        ...
+
+    @property
+    def trust(self) -> str:
+        """What hides single uploads, and from whom, in words."""
+        ...
+
+    def plan(self, clients: int) -> Promise:
+        """The promise of a round that so many clients begin."""
         ...
 
 

@@ -28,6 +28,8 @@ class Signal:
     public
         a part of ``value`` that the observer knows beforehand and that holds none of this noise, such as what drift
         correction added to a move; shrinkage leaves it alone (SPEC 3.2).
+    grid
+        values are whole multiples of this step, and a transport that sums them must do so exactly (SPEC 6.3).
 
     >>> x = Signal(torch.ones(2, 3), bound=1.0, unit="record", noise_var=4.0)
     >>> y = x * 0.5
@@ -41,6 +43,7 @@ class Signal:
     noise_var: Tensor | float | None = 0.0
     released: bool = False
     public: Tensor | float = 0.0
+    grid: float | None = None
 
     def __post_init__(self) -> None:
         if self.value.dim() != 2:
@@ -67,6 +70,7 @@ class Signal:
             bound=None if self.bound is None else largest * self.bound,
             noise_var=None if self.noise_var is None else self.noise_var * factor**2,
             public=self.public * factor,
+            grid=None,
         )
 
     __rmul__ = __mul__
@@ -86,7 +90,7 @@ class Signal:
 
     def shifted(self, public: Tensor | float) -> Signal:
         """Add a vector that the observer already knows: no fact changes."""
-        return replace(self, value=self.value + public)
+        return replace(self, value=self.value + public, grid=None)
 
     def rows_at(self, index: Tensor) -> Signal:
         """These rows, in this order."""
@@ -127,4 +131,5 @@ class Signal:
             bound=None if self.bound is None else self.bound * float(weights.abs().max()),
             noise_var=variance,
             public=(w @ self.public)[None, :] if isinstance(self.public, Tensor) else self.public,
+            grid=None,
         )

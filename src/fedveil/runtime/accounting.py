@@ -132,9 +132,7 @@ class Bookkeeper:
 
     def cohort_draw(self) -> np.random.Generator | None:
         """Where the cohort comes from: the seed, unless a secret draw of clients is what the claim rests on."""
-        method = self.training.method
-        secret = self.privacy.rng == "secure" and method.private and not method.local_privacy
-        return secure_generator() if secret else None
+        return secure_generator() if self.planner.secret_cohorts else None
 
     def rounds_left(self) -> int | None:
         """How many more rounds the budget covers for the client that has spent most, were it in all of them."""

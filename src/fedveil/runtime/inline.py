@@ -157,10 +157,10 @@ def _round(
             previous=server[PREVIOUS][None, :] if PREVIOUS in server else None,
         )
         moves = training.engine.train(method, server, method.local.drift(held, server), ctx) if cohort else None
-        uploads, memory = depart(method, moves or nobody(server["w"]), held, server, ctx)
         down = len(cohort) * sum(v.numel() * v.element_size() for v in server.values())
         record |= {"bytes_down": down} | (_measures(moves) if moves else {})
         try:
+            uploads, memory = depart(method, moves or nobody(server["w"]), held, server, ctx)
             arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx)
         except Aborted as why:  # charged all the same: what clients released may have been seen
             record["aborted"], memory = str(why), None

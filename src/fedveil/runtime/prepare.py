@@ -23,6 +23,7 @@ from fedveil.core.method import Method
 from fedveil.core.parts import Moves, State
 from fedveil.core.round import BUFFERS, Shares
 from fedveil.core.walk import travel
+from fedveil.data.cohorts import usual_sizes
 from fedveil.local.batches import Batching, Drawing
 from fedveil.local.choice import Facts, choose
 from fedveil.local.engine import Engine
@@ -245,11 +246,14 @@ def maker(
     """The recipe that the configuration names, with its parts, as a function of the noise."""
     sizes = np.unique(federation.sizes)
     steps = {settings.batching.steps_for(int(size)) for size in sizes}
+    fewest, most = usual_sizes(federation.population, cohort, settings.selection)
     public: dict[str, Any] = {
         "server_lr": settings.server_lr,
         "server_momentum": settings.server_momentum,
         "batch": settings.batch,
         "cohort": cohort,
+        "fewest": fewest,
+        "most": most,
         "steps": steps.pop() if len(steps) == 1 else None,
         "travel": max(travel_of(settings, settings.batching, int(size)) for size in sizes),
     }
