@@ -14,4 +14,11 @@ What the rest of FedVeil sees of it:
     most ``plan.colluders`` of them are known to it: distributed noise counts on n_min = least − colluders (SPEC 6.3).
 ``Aborted``
     is what a round raises in which fewer than ``least`` uploads, or too few shares, arrived.
+
+Weighted means: the server gets Σ c_k·x_k and Σ c_k with c_k = w_k / max w, both masked.
 """
+
+from fedveil.transport.masks.plan import Plan
+from fedveil.transport.masks.transport import Masks
+
+__all__ = ["Masks", "Plan"]
