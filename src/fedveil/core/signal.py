@@ -29,7 +29,8 @@ class Signal:
         a part of ``value`` that the observer knows beforehand and that holds none of this noise, such as what drift
         correction added to a move; shrinkage leaves it alone (SPEC 3.2).
     grid
-        values are whole multiples of this step, and a transport that sums them must do so exactly (SPEC 6.3).
+        every value is a whole multiple of this number, as integer noise needs it: a transport that sums modulo 2^b
+        carries such rows exactly (SPEC 6.3); None: real numbers.
 
     >>> x = Signal(torch.ones(2, 3), bound=1.0, unit="record", noise_var=4.0)
     >>> y = x * 0.5
@@ -70,7 +71,7 @@ class Signal:
             bound=None if self.bound is None else largest * self.bound,
             noise_var=None if self.noise_var is None else self.noise_var * factor**2,
             public=self.public * factor,
-            grid=None,
+            grid=None if self.grid is None or isinstance(factor, Tensor) else self.grid * abs(factor) or None,
         )
 
     __rmul__ = __mul__
@@ -86,6 +87,7 @@ class Signal:
             noise_var=self.noise_var + other.noise_var if known else None,  # type: ignore[operator]
             released=self.released and other.released,
             public=self.public + other.public,
+            grid=self.grid if self.grid == other.grid else None,
         )
 
     def shifted(self, public: Tensor | float) -> Signal:

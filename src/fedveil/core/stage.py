@@ -75,6 +75,7 @@ class Context:
     each client's training examples. ``server`` is the stream of what the server draws. ``memory`` is what stages
     remember between rounds, made of released values only; ``previous`` is the mean move of the last round, released,
     without its public part.
+    ``chance`` is the stream of what happens to a simulated round from outside, such as who drops out of it.
     ``drawn`` stands for the streams where a step is replayed on a device. What parts put into ``log`` stands in the
     round's line of the event log.
     """
@@ -91,6 +92,7 @@ class Context:
     batches: Sequence[np.random.Generator] = ()
     previous: Tensor | None = None
     drawn: Drawn | None = None
+    chance: np.random.Generator | None = None
     log: dict[str, Any] = field(default_factory=dict)
 
     def at(self, slot: Slot) -> Context:

@@ -22,16 +22,15 @@ def ddp_fedavg(
     transport: Transport,
     fewest: int,
     most: int,
-    bits: int = 18,
     noise: Literal["skellam", "discrete_gaussian"] = "skellam",
     server_lr: float = 1.0,
     server_momentum: float = 0.0,
     aggregate: Aggregator = Mean(),
 ) -> Method:
-    """Σ clip(Δ_k) + noise of deviation σC in whole numbers modulo 2^bits; whole clients, towards server and public.
+    """Σ clip(Δ_k) + noise of deviation σC, in whole numbers modulo 2^b; whole clients, towards server and public.
 
     ``fewest`` and ``most`` are the sizes of a cohort. The noise counts as far as the transport promises that honest
-    shares of it stand in every sum; with more of them there is more noise.
+    shares of it stand in every sum; with more of them there is more noise. b is the transport's, at most 20.
     """
     positive(clip_norm=clip_norm)
     if isinstance(sigma, PerClient):
@@ -41,9 +40,7 @@ def ddp_fedavg(
             "transport: the clients of ddp_fedavg share out the noise, which protects their sum only, and this "
             "transport shows the server every single upload; set transport=masks, or use method=dp_fedavg_local"
         )
-    at_client, at_server = distribute(
-        sigma, norm=clip_norm, fewest=fewest, most=most, transport=transport, bits=bits, noise=noise
-    )
+    at_client, at_server = distribute(sigma, norm=clip_norm, fewest=fewest, most=most, transport=transport, noise=noise)
     return Method(
         name="ddp_fedavg",
         local=FedAvg(server_lr, server_momentum),

@@ -44,8 +44,8 @@ COARSE = 1.25
 """A grid on which rounding lengthens a clipped move by more than this is refused."""
 LEAST_SHARE = 10.0
 """Grid steps in one deviation of a discrete Gaussian share: fewer are refused."""
-BITS = (8, 24)
-"""Allowed bits: sums of up to 24 bits are whole in float32, too."""
+BITS = (8, 20)
+"""Bits of a sum that are used: more are no use, and with few more sums would not be whole in float32."""
 
 _SAMPLERS: dict[Noise, Callable[[np.random.Generator, float, int], np.ndarray[Any, np.dtype[np.int64]]]] = {
     "skellam": discrete.skellam,
@@ -103,7 +103,7 @@ class Distribute:
         check_multiplier(self.multiplier)
         one_of("noise", self.noise, _SAMPLERS)
         if not BITS[0] <= self.bits <= BITS[1]:
-            raise Refused(f"bits: {self.bits} is outside {BITS[0]} to {BITS[1]}; give 18 to 20")
+            raise Refused(f"transport.bits: {self.bits} bits hold no sum with its noise; give 18 or more")
         if self.colluding < 0:
             raise Refused(f"colluding: {self.colluding} is no number of clients; give 0 or more")
         if not 0 < self.honest <= self.fewest - self.colluding:
@@ -118,9 +118,9 @@ class Distribute:
         if found.norm > COARSE * found.per_unit:
             enough = (b for b in range(self.bits, BITS[1] + 1) if self._fine_at(b, dim))
             more = next(enough, None)
-            todo = "take a larger privacy.epsilon, or fewer rounds" if more is None else f"give bits={more} or more"
+            todo = "take a larger privacy.epsilon, or fewer rounds" if more is None else f"give {more} or more"
             raise Refused(
-                f"bits: {self.bits} bits hold the sum of {self.most} clients and its noise only on a grid so coarse "
+                f"transport.bits: {self.bits} bits hold the sum of {self.most} clients and its noise only on a grid so coarse "
                 f"that rounding would lengthen a move by {found.norm / found.per_unit - 1:.0%}; {todo}"
             )
         if self.noise == "discrete_gaussian" and found.share < LEAST_SHARE:
@@ -191,16 +191,15 @@ def distribute(
     fewest: int,
     most: int,
     transport: Concealing,
-    bits: int = 18,
     noise: Noise = "skellam",
 ) -> tuple[Distribute, Restore]:
     """The clients' stage and the server's, for cohorts of ``fewest`` to ``most`` and what the transport promises."""
-    if bits > transport.bits:
-        raise Refused(f"bits: {bits} are more than transport.bits={transport.bits}; give at most as many")
     promises = [transport.plan(n) for n in range(fewest, most + 1)]
     honest = min(p.least - p.colluders for p in promises)
     colluding = max(p.colluders for p in promises)
-    stage = Distribute(multiplier, fewest, most, honest, colluding, bits, noise, transport.trust)
+    stage = Distribute(
+        multiplier, fewest, most, honest, colluding, min(transport.bits, BITS[1]), noise, transport.trust
+    )
     return stage, Restore(stage, norm)
 
 
@@ -213,7 +212,7 @@ def finest(multiplier: float, dim: int, most: int, honest: int, bits: int) -> Gr
         low, high = (middle, high) if _at(middle, multiplier, dim, most, honest, bits).wrap <= WRAP else (low, middle)
     if low == 0.0:
         raise Refused(
-            f"bits: {bits} bits are too few for the noise of a sum of {most} clients; give 18 or more, or take a "
+            f"transport.bits: {bits} bits are too few for the noise of a sum of {most} clients; give 18 or more, or take a "
             "larger privacy.epsilon"
         )
     return _at(low, multiplier, dim, most, honest, bits)

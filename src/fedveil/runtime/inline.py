@@ -18,6 +18,7 @@ from fedveil.core.files import write_bytes
 from fedveil.core.parts import Moves, State
 from fedveil.core.round import PREVIOUS, arrive, depart, nobody
 from fedveil.core.stage import Context
+from fedveil.core.streams import stream
 from fedveil.data.cohorts import draw
 from fedveil.local.engine import Diverged
 from fedveil.privacy.ledger import Line
@@ -155,6 +156,7 @@ def _round(
             server=books.server_noise(number),
             batches=books.streams("batches", number, cohort),
             previous=server[PREVIOUS][None, :] if PREVIOUS in server else None,
+            chance=stream(settings.seed, "chance", number),
         )
         moves = training.engine.train(method, server, method.local.drift(held, server), ctx) if cohort else None
         down = len(cohort) * sum(v.numel() * v.element_size() for v in server.values())
