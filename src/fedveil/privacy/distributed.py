@@ -120,8 +120,8 @@ class Distribute:
             more = next(enough, None)
             todo = "take a larger privacy.epsilon, or fewer rounds" if more is None else f"give {more} or more"
             raise Refused(
-                f"transport.bits: {self.bits} bits hold the sum of {self.most} clients and its noise only on a grid so coarse "
-                f"that rounding would lengthen a move by {found.norm / found.per_unit - 1:.0%}; {todo}"
+                f"transport.bits: {self.bits} bits hold the sum of {self.most} clients and its noise only on a grid so "
+                f"coarse that rounding would lengthen a move by {found.norm / found.per_unit - 1:.0%}; {todo}"
             )
         if self.noise == "discrete_gaussian" and found.share < LEAST_SHARE:
             raise Refused(
@@ -195,8 +195,8 @@ def distribute(
 ) -> tuple[Distribute, Restore]:
     """The clients' stage and the server's, for cohorts of ``fewest`` to ``most`` and what the transport promises."""
     promises = [transport.plan(n) for n in range(fewest, most + 1)]
-    honest = min(p.least - p.colluders for p in promises)
     colluding = max(p.colluders for p in promises)
+    honest = min(p.least for p in promises) - colluding
     stage = Distribute(
         multiplier, fewest, most, honest, colluding, min(transport.bits, BITS[1]), noise, transport.trust
     )
@@ -212,8 +212,8 @@ def finest(multiplier: float, dim: int, most: int, honest: int, bits: int) -> Gr
         low, high = (middle, high) if _at(middle, multiplier, dim, most, honest, bits).wrap <= WRAP else (low, middle)
     if low == 0.0:
         raise Refused(
-            f"transport.bits: {bits} bits are too few for the noise of a sum of {most} clients; give 18 or more, or take a "
-            "larger privacy.epsilon"
+            f"transport.bits: {bits} bits are too few for the noise of a sum of {most} clients; give 18 or more, or "
+            "take a larger privacy.epsilon"
         )
     return _at(low, multiplier, dim, most, honest, bits)
 
