@@ -154,6 +154,12 @@ class Method:
                 f"{_name(self.transport)} reveals only {', '.join(sorted(self.transport.reveals))}; choose an "
                 "aggregator that works on the sum, such as mean, or transport=plain"
             )
+        slots = (self.on_step, self.on_delta, self.on_upload)
+        if "each" not in self.transport.reveals and any(slot.remembers for slot in slots):
+            raise Refused(
+                f"{self.name}: a stage with memory counts over single clients, and {_name(self.transport)} brings only "
+                "the sum of the uploads; use a fixed clip, or transport=plain"
+            )
         if not self.local.channels or self.local.channels[0] != MOVE:
             raise Refused(f"{self.name}: {_name(self.local)} must list {MOVE!r} as its first channel")
 
