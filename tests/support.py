@@ -143,6 +143,9 @@ class ModularSum:
     def reveals(self) -> frozenset[View]:
         return frozenset({"sum"})
 
+    def remarks(self, cohort: int) -> list[str]:
+        return []
+
     def plan(self, clients: int) -> Kept:
         return Kept(clients - self.max_lost, self.colluding)
 

@@ -169,6 +169,12 @@ class Method:
                 f"{self.name}: clients share out the noise of their sum, and {_name(self.local)} makes what a client "
                 "remembers of its own upload; use local steps without control variates, such as FedAvg"
             )
+        slots = (self.on_step, self.on_delta, self.on_upload)
+        if "each" not in self.transport.reveals and any(slot.remembers for slot in slots):
+            raise Refused(
+                f"{self.name}: a stage with memory counts over single clients, and {_name(self.transport)} brings only "
+                "the sum of the uploads; use a fixed clip, or transport=plain"
+            )
         if not self.local.channels or self.local.channels[0] != MOVE:
             raise Refused(f"{self.name}: {_name(self.local)} must list {MOVE!r} as its first channel")
 

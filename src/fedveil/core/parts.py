@@ -114,6 +114,13 @@ class Transport(Protocol):
         """The views that the server gets."""
         ...
 
+    def remarks(self, cohort: int) -> list[str]:
+        """What a reader of the privacy statement must know about rounds to which this many clients are invited.
+
+        Refuses a cohort that it cannot serve.
+        """
+        ...
+
     def carry(self, uploads: Mapping[str, Signal], weights: Tensor, ctx: Context) -> Delivery:
         """The whole journey of one round; a transport that reveals only the sum applies the weights on the way.
 

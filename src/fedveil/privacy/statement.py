@@ -42,7 +42,7 @@ SOURCE = (
 
 
 HIDDEN = (
-    "the server is trusted; clients keep control variates between rounds, so that what one sends depends on when it "
+    "clients keep control variates between rounds, so that what one sends depends on when it "
     "was drawn before, and the draw of clients is not counted"
 )
 
@@ -83,12 +83,16 @@ class Statement:
         *,
         rng: str = "secure",
         averaging: Averaging | None = None,
+        summed: bool = False,
     ) -> Statement:
-        """The statement that these accounts support: a row for each observer and unit, then what papers claim."""
+        """The statement that these accounts support: a row for each observer and unit, then what papers claim.
+
+        ``summed`` says that the server sees sums of uploads only.
+        """
         lines = [line for entry in entries for line in entry.lines]
         if not lines:
             return cls(tuple(_nothing(o, u) for o in OBSERVERS for u in UNITS), tuple(notes))
-        rows = [_row(accounts, lines, observer, unit) for observer in OBSERVERS for unit in UNITS]
+        rows = [_row(accounts, lines, observer, unit, summed) for observer in OBSERVERS for unit in UNITS]
         if averaging is not None and accounts.local and not accounts.covers("public", "client"):
             rows = _with_averages(rows, accounts, averaged(entries, accounts.adjacency), averaging)
         papers = claimed(entries, accounts.adjacency)
@@ -144,13 +148,14 @@ def _nothing(observer: str, unit: Unit, note: str = "") -> Row:
     return Row(observer, unit, math.inf, None, "none", "none", "none", "none", note)
 
 
-def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Unit) -> Row:
+def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Unit, summed: bool) -> Row:
     try:
         epsilon = accounts.tight(observer, unit)
     except Refused as refusal:  # another unit or observer may have a claim all the same
         return _nothing(observer, unit, str(refusal))
     if not math.isfinite(epsilon):
-        return _nothing(observer, unit, _why_not(accounts, observer, unit))
+        return _nothing(observer, unit, _why_not(accounts, observer, unit, summed))
+    trusted = "the server, which sees sums of uploads only, is trusted" if summed else "the server is trusted"
     counted = [x for x in lines if (x.clients is not None) == accounts.local]
     mechanisms = dict.fromkeys(_mechanism(x) for x in counted)
     drawn = observer == "public" and accounts.drawn(unit)
@@ -166,14 +171,14 @@ def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Un
         )
     elif any(accounts.amplifying(x, unit) != x.sampling for x in counted):
         samplings += " (not counted)"
-        note = HIDDEN
+        note = f"{trusted}; {HIDDEN}"
     elif any(x.sampling is not None for x in counted):
         note = (
-            "the server is trusted, and the draw of clients counts only while it stays secret from the public: keep "
+            f"{trusted}, and the draw of clients counts only while it stays secret from the public: keep "
             "events.jsonl and ledger.jsonl with the server"
         )
     else:
-        note = "the server is trusted"
+        note = trusted
     if unit == "record" and any(x.release.unit == "client" for x in counted):
         note += (
             "; a record may turn its client's whole move into another, so it is counted as replacing the client: twice "
@@ -245,9 +250,9 @@ def _source(server: Row, accounts: Accounts, tallies: dict[int, Tally]) -> Row:
     )
 
 
-def _why_not(accounts: Accounts, observer: str, unit: str) -> str:
+def _why_not(accounts: Accounts, observer: str, unit: str, summed: bool) -> str:
     if not accounts.local and observer == "server":
-        return "the server sees uploads before any noise"
+        return f"the server sees {'the sum of the uploads' if summed else 'uploads'} before any noise"
     return "records are protected one by one; nothing bounds what all records of a client do together"
 
 

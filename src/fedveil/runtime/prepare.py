@@ -112,6 +112,7 @@ class Training:
         leak = [f"WARNING: {LEAK}"] if self.method.allow_leak else []
         return [
             *leak,
+            *self.method.transport.remarks(self.cohort),
             f"{self.method.name} on {f.name}: {f.population} clients with {sizes.min()} to {sizes.max()} examples, "
             f"{self.cohort} per round ({s.selection}), {s.rounds} rounds",
             f"{self.batching.describe(sizes)}; model of {self.objective.layout.dim:,} parameters; "
@@ -155,6 +156,7 @@ def prepare(
     if settings.stop.accuracy is not None and not federation.classes:
         raise Refused("stop.accuracy: there is no accuracy where the target is a number; use stop.patience")
     _refuse_leaks(settings, recipe, federation, objective)
+    recipe.transport.remarks(cohort)  # refuses a cohort that it cannot serve
     facts = Facts(objective, federation, batching, settings.sgd, settings.seed, settings.precision)
     engine, reason = choose(settings.engine, facts, recipe)
     training = Training(config, settings, recipe, federation, objective, engine, reason, cohort, batching)

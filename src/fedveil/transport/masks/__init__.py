@@ -7,8 +7,8 @@ What the rest of FedVeil sees of it:
 ``Signal.grid``
     says how a channel is encoded. With a grid its values are whole multiples of it: they are summed exactly, modulo
     2^bits, and a sum beyond ±2^(bits−1) grid units wraps round (integer noise has no bound; choose ``bits`` so that
-    this does not happen). All weights must then be equal. Without one its values are rounded to ``step``, and an
-    upload whose sum could wrap is refused, or clipped.
+    this does not happen). All weights must then be equal. Without one, values are rounded to ``step``, towards zero so
+    that no norm grows, and an upload with which a sum could wrap is refused, or clipped.
 ``Masks.plan(n)``
     the parameters for n invited clients. ``plan.least`` uploads stand in every sum that the server can learn, and at
     most ``plan.colluders`` of them are known to it: distributed noise counts on n_min = least − colluders (SPEC 6.3).

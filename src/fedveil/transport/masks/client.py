@@ -146,8 +146,9 @@ class Client:
             raise Unsafe("a list of survivors without this client, whose upload was sent")
         if len(alive) < self.session.plan.least:
             raise Unsafe(f"a sum of {len(alive)} uploads, fewer than {self.session.plan.least}")
-        if not self._held.keys() <= alive | gone:
-            raise Unsafe("a list of survivors that leaves out clients whose masks are in the sum")
+        if self._held.keys() != self._neighbours & (alive | gone):
+            # A neighbour whose box was withheld would not be masked against; enough of them, and the sum falls apart.
+            raise Unsafe("a list of survivors with other neighbours than those that this client is masked against")
         return alive, gone
 
     def _check_signatures(self, shown: Survivors, found: Signatures) -> None:

@@ -83,10 +83,10 @@ def add_mask(total: Words, secret: bytes, *, subtract: bool = False) -> None:
     A secret makes one mask only, so that the counter may start at zero.
     """
     stream = Cipher(algorithms.AES(secret), modes.CTR(bytes(16))).encryptor()
-    buffer = np.empty(BLOCK + 15, np.uint8)
-    per = BLOCK // total.itemsize
-    words, change = buffer[:BLOCK].view(total.dtype), np.subtract if subtract else np.add
+    per = min(BLOCK // total.itemsize, len(total))
+    buffer = bytearray(per * total.itemsize + 15)
+    words, change = np.frombuffer(buffer, total.dtype, per), np.subtract if subtract else np.add
     for start in range(0, len(total), per):
         part = total[start : start + per]
-        stream.update_into(_ZEROS[: len(part) * total.itemsize], memoryview(buffer))
+        stream.update_into(_ZEROS[: len(part) * total.itemsize], buffer)
         change(part, words[: len(part)], out=part)

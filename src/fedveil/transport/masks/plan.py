@@ -21,6 +21,7 @@ A round that does not finish is aborted, which costs time and no privacy.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -121,12 +122,12 @@ def choose(
 
 def _plan(n: int, degree: int, colluders: int, lost: int, active: bool, risk: float) -> Plan | None:
     """The plan of this degree with its smallest safe threshold; None where there is none."""
-    for threshold in range(degree // 2 + 1, degree + 1):
-        leak = _leak(n, degree, threshold, colluders, lost, active)
-        if leak <= risk:
-            break
-    else:
+    candidates = range(degree // 2 + 1, degree + 1)
+    found = bisect_left(candidates, True, key=lambda t: _leak(n, degree, t, colluders, lost, active) <= risk)
+    if found == len(candidates):
         return None
+    threshold = candidates[found]
+    leak = _leak(n, degree, threshold, colluders, lost, active)
     abort = _times(n, _tail(n - 1, lost, degree, degree - threshold + 1))
     return Plan(n, degree, threshold, colluders, lost, active, leak, abort)
 

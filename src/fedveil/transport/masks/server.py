@@ -89,8 +89,8 @@ class Server:
         wanted = {"done": 0, "sign": plan.signatures, "unmask": plan.threshold}.get(self.stage, plan.least)
         if len(self._answered) < wanted:
             raise Aborted(
-                f"{len(self._answered)} of {plan.clients} clients were left at stage {self.stage}, fewer than {wanted}, "
-                "so that the sum stays masked; raise transport.max_dropout to allow for more losses"
+                f"{len(self._answered)} of {plan.clients} clients were left at stage {self.stage}, fewer than "
+                f"{wanted}: the sum stays masked; raise transport.max_dropout"
             )
         messages: dict[int, Message] = {}
         if self.stage == "advertise":
@@ -194,7 +194,7 @@ class Server:
             if len(held[seat]) < threshold:
                 raise Aborted(
                     f"{len(held[seat])} neighbours of client {seat} were left to unmask it, fewer than the threshold "
-                    f"of {threshold}, so that the sum stays masked; raise transport.max_dropout to allow for more losses"
+                    f"of {threshold}, so that the sum stays masked; raise transport.max_dropout"
                 )
         places = np.array([held[seat][:threshold] for seat in seats], np.uint64) + np.uint64(1)
         raw = b"".join(shares[holder][seat] for seat in seats for holder in held[seat][:threshold])

@@ -10,7 +10,7 @@ import numpy as np
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from fedveil.transport.masks.crypto import Words, add_mask, derive
+from fedveil.transport.masks.crypto import Words, add_mask, derive, digest
 from fedveil.transport.masks.encoding import packed_size, word
 from fedveil.transport.masks.plan import Plan
 from fedveil.transport.masks.rejected import Malformed, Tampered
@@ -23,8 +23,9 @@ class Session:
     """One summation among the clients on ``plan.clients`` seats, of ``length`` numbers modulo 2^``bits``.
 
     ``id`` is 16 random bytes and names the session; it also puts the ring in order, so that nobody need be told who
-    neighbours whom. ``members`` are the clients' long-term signature keys by seat, known beforehand, where the server
-    is not trusted to follow the protocol.
+    neighbours whom. A client takes part in one session of a name only. ``members``
+    are the clients' long-term signature keys by seat, known beforehand, where the server is not trusted to follow the
+    protocol.
     """
 
     id: bytes
@@ -36,6 +37,12 @@ class Session:
     def __post_init__(self) -> None:
         if self.plan.active and len(self.members) != self.plan.clients:
             raise ValueError("Session: against an active server, every seat needs a known signature key")
+
+    @cached_property
+    def binding(self) -> bytes:
+        """What signatures speak of: this session among these members, with these parameters."""
+        numbers = f"{self.plan} {self.length} {self.bits}".encode()
+        return self.id + digest(b"".join(self.members)) + digest(numbers)
 
     @property
     def payload(self) -> int:
@@ -86,11 +93,11 @@ class Session:
 
     def advert_words(self, seat: int, sealing: bytes, masking: bytes) -> bytes:
         """What a client signs of its keys."""
-        return b"fedveil masks advert" + self.id + seat.to_bytes(4, "little") + sealing + masking
+        return b"fedveil masks advert" + self.binding + seat.to_bytes(4, "little") + sealing + masking
 
     def list_words(self, alive: bytes, gone: bytes) -> bytes:
         """What a client signs of the list of survivors."""
-        return b"fedveil masks survivors" + self.id + alive + gone
+        return b"fedveil masks survivors" + self.binding + alive + gone
 
     def check_signature(self, seat: int, signature: bytes, words: bytes) -> None:
         """Refuse what the owner of a seat did not sign."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -12,16 +11,25 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedveil.transport.masks.client import Client
 from fedveil.transport.masks.crypto import Words
 from fedveil.transport.masks.plan import Plan
-from fedveil.transport.masks.server import STAGES, Server
+from fedveil.transport.masks.server import Server
 from fedveil.transport.masks.session import Session
 
 
 @dataclass
 class Traffic:
-    """Bytes by stage, of all clients together."""
+    """What went over the line, by stage: how many clients answered, and bytes of them all together."""
 
-    up: Counter[str] = field(default_factory=Counter)
-    down: Counter[str] = field(default_factory=Counter)
+    stages: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def count(self, stage: str, answers: list[bytes], replies: list[bytes]) -> None:
+        """Add a stage."""
+        up, down = sum(map(len, answers)), sum(map(len, replies))
+        self.stages[stage] = {"clients": len(answers), "up": up, "down": down}
+
+    @property
+    def up(self) -> int:
+        """Bytes that clients sent."""
+        return sum(stage["up"] for stage in self.stages.values())
 
 
 def summed(plan: Plan, bits: int, rows: Words, leaving: Mapping[int, str], traffic: Traffic) -> tuple[Words, list[int]]:
@@ -39,15 +47,14 @@ def summed(plan: Plan, bits: int, rows: Words, leaving: Mapping[int, str], traff
     frames: dict[int, bytes] = {}
     while server.stage != "done":
         stage = server.stage
-        gone = STAGES.index(stage)
-        for seat, client in clients.items():
-            if (seat in leaving and STAGES.index(leaving[seat]) <= gone) or (frames and seat not in frames):
-                continue
-            answer = _answer(client, stage, frames.get(seat, b""), rows)
-            traffic.up[stage] += len(answer)
+        for seat in [k for k, left in leaving.items() if left == stage]:
+            clients.pop(seat, None)
+        answers = [_answer(client, stage, frames.get(seat, b""), rows) for seat, client in clients.items()]
+        traffic.count(stage, answers, [])
+        for answer in answers:
             server.receive(answer)
         frames = server.close()
-        traffic.down[stage] += sum(map(len, frames.values()))
+        traffic.count(stage, answers, list(frames.values()))
     return server.total, server.survivors
 
 

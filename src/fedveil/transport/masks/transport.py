@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -88,6 +89,14 @@ class Masks:
             degree=self.degree,
         )
 
+    def remarks(self, cohort: int) -> list[str]:
+        """What the server sees, under which assumptions, and how likely they are to fail."""
+        server = "may lie about who dropped out" if self.active_server else "follows the protocol"
+        return [
+            "Secure aggregation by masks: the server sees sums of uploads and no single one, as long as it "
+            f"{server}: {self.plan(cohort).words()}."
+        ]
+
     def carry(self, uploads: Mapping[str, Signal], weights: Tensor, ctx: Context) -> Delivery:
         """The weighted sum over the clients whose uploads arrived, and the sum of their weights.
 
@@ -96,29 +105,27 @@ class Masks:
         if list(ctx.clients) == [None]:  # nobody came: there is nobody to run the protocol with
             return Delivery({name: s.value * float(weights[0]) for name, s in uploads.items()}, 0)
         n = len(weights)
-        if n < 2:
-            raise Aborted(f"a sum over {n} client is that client's upload; take more clients per round")
-        plan = self.plan(n)
+        try:
+            plan = self.plan(n)
+        except Refused as why:  # a Poisson cohort may be smaller than the one that was planned for
+            raise Aborted(str(why)) from None
         top = float(weights.max())
         counts = weights / top
         equal = bool(torch.all(weights == weights[0]))
-        clipped, pieces = 0, []
-        for name, signal in uploads.items():
-            piece, cut = self._encode(name, signal, None if equal else counts, n)
-            pieces.append(piece)
-            clipped += cut
+        encoded = [self._encode(name, signal, None if equal else counts, n) for name, signal in uploads.items()]
+        pieces = [whole for whole, _ in encoded]
         if not equal:
             pieces.append((counts * self._top(n)).round().to(torch.int64).numpy()[:, None])
         rows = _residues(np.concatenate(pieces, axis=1), self.bits)
         leaving, traffic = self._leaving(n, ctx), Traffic()
-        log = {
-            "plan": {"degree": plan.degree, "threshold": plan.threshold, "least": plan.least},
-            "up": traffic.up,
-            "down": traffic.down,
-            "dropped": {stage: list(leaving.values()).count(stage) for stage in STAGES if stage in leaving.values()},
-            "clipped": clipped,
+        ctx.log["masks"] = {
+            "degree": plan.degree,
+            "threshold": plan.threshold,
+            "least": plan.least,
+            "dropped": dict(Counter(leaving.values())),
+            "clipped": sum(cut for _, cut in encoded),
+            "stages": traffic.stages,
         }
-        ctx.log["masks"] = log
         total, survivors = summed(plan, self.bits, rows, leaving, traffic)
         whole, start, sums = centred(total, self.bits), 0, {}
         for name, signal in uploads.items():
@@ -128,7 +135,7 @@ class Masks:
             start += signal.dim
         arrived = None if len(survivors) == n else torch.tensor(survivors)
         weight = len(survivors) * top if equal else float(whole[-1]) / self._top(n) * top
-        return Delivery(sums, sum(traffic.up.values()), arrived, weight)
+        return Delivery(sums, traffic.up, arrived, weight)
 
     def _top(self, n: int) -> int:
         """The largest whole number that n clients may send without a wrap."""
@@ -151,7 +158,8 @@ class Masks:
             return whole.to(torch.int64).numpy(), 0
         if counts is not None:
             value = value * counts[:, None]
-        units = (value / self.step).round()
+        # Towards zero: no vector gets longer, so that a clip still bounds it.
+        units = (value / self.step).trunc()
         far, top = float(units.abs().max()) if units.numel() else 0.0, self._top(n)
         if not math.isfinite(far):
             raise Refused(f"transport: channel {name!r} has values that are no numbers; lower lr, or clip")
