@@ -173,4 +173,4 @@ def test_the_statement_is_readable(tmp_path):
     result = run(tmp_path / "run", "privacy.epsilon=6", "transport.active_server=true")
     text = result.folder.statement.with_suffix(".md").read_text()
     assert re.search(r"\| server \| client \| 6\.000 \| 1e-05 \| proved \| skellam \(client, shared by clients\)", text)
-    assert "the server may lie about who dropped out" in text
+    assert "a server that may lie about who dropped out" in text

@@ -18,7 +18,7 @@ from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 from fedveil.transport.masks.crypto import Words
 from fedveil.transport.masks.encoding import Integers, centred, word
-from fedveil.transport.masks.plan import RISK, Plan, choose
+from fedveil.transport.masks.plan import Plan, choose
 from fedveil.transport.masks.server import STAGES
 from fedveil.transport.masks.simulate import Traffic, summed
 
@@ -72,12 +72,8 @@ class Masks:
     @property
     def trust(self) -> str:
         """What hides single uploads, for a statement."""
-        server = (
-            "the server may lie about who dropped out"
-            if self.active_server
-            else "the server is semi-honest: it follows the protocol"
-        )
-        return f"secure aggregation by masks hides single uploads, but for a chance of 2^{RISK:g} a round; {server}"
+        server = "a server that may lie about who dropped out" if self.active_server else "a semi-honest server"
+        return f"secure aggregation by masks against {server}"
 
     def plan(self, clients: int) -> Plan:
         """The parameters of a round to which this many clients are invited."""
