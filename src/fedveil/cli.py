@@ -32,6 +32,8 @@ app = typer.Typer(
 
 bench = typer.Typer(no_args_is_help=True, help="Measure ours against the peers that are installed, side by side.")
 app.add_typer(bench, name="bench")
+keys = typer.Typer(no_args_is_help=True, help="The key centre of `transport=he` (masks need none).")
+app.add_typer(keys, name="keys")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as name=value.", show_default=False)]
 Place = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
@@ -244,6 +246,26 @@ def engine(
     show(console, report)
     if page is not None:
         write_bytes(page, pages.page([report]).encode())
+
+
+@keys.command()
+def new(
+    clients: Annotated[int, typer.Option("--clients", help="The largest number of clients in a round.")],
+    out: Annotated[Path, typer.Option("--out", help="A new folder, with one inside for each party.")],
+    reach: Annotated[float, typer.Option("--reach", help="The largest size of a coordinate.")] = 16.0,
+) -> None:
+    """Deal a public key, and a share of the secret key to each of two servers; the secret itself is never written.
+
+    `fedveil keys new --clients 10 --out keys/`
+    """
+    from fedveil.transport.he.keys import deal, write
+    from fedveil.transport.he.parameters import Parameters
+
+    write(deal(Parameters(clients, reach)), out)
+    print(
+        f"Written: {out}\nGive {out / 'clients'} to the clients, {out / 'controller'} and {out / 'computer'} to two "
+        "servers that do not work together, over channels that nobody else reads; then delete all of it here."
+    )
 
 
 def _plan(config: dict[str, Any], quiet: bool, json: Path | None) -> None:
