@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil import __version__
+from fedveil.bench.commands import secagg
 from fedveil.core.errors import Refused
+from fedveil.core.files import writable
 
 USER_MISTAKE = 2
 INTERRUPTED = 130
@@ -32,6 +34,7 @@ app = typer.Typer(
 
 bench = typer.Typer(no_args_is_help=True, help="Measure ours against the peers that are installed, side by side.")
 app.add_typer(bench, name="bench")
+bench.command()(secagg)
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as name=value.", show_default=False)]
 Place = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
@@ -71,7 +74,7 @@ def run(
 
     `fedveil run method=dp_scaffold_stein privacy.epsilon=8 rounds=5 --plan`
     """
-    _writable(json)
+    writable(json)
     with _preparing(quiet) as ready:
         from fedveil.runtime.config import expand, resolve
 
@@ -102,7 +105,7 @@ def resume(folder: Place, quiet: Quiet = False, json: Json = None) -> None:
     from fedveil import api
     from fedveil.runtime.interrupt import terminable
 
-    _writable(json)
+    writable(json)
     with terminable():
         result = _interruptible(folder, lambda: api.resume(folder, listeners=_listeners(quiet)))
     _conclude(result, quiet, json)
@@ -231,8 +234,8 @@ def engine(
     from fedveil.bench.terminal import measure, show
     from fedveil.core.files import write_bytes
 
-    _writable(json)
-    _writable(page, "--page")
+    writable(json)
+    writable(page, "--page")
     if reports:
         if page is None or json is not None:
             raise Refused("--from: it only writes a page from saved reports; add --page FILE, and leave --json out")
@@ -304,12 +307,6 @@ def _interruptible(place: Path | list[Path], work: Any) -> Any:
         where = f"; go on with `fedveil resume {folder}`" if folder else ""
         print(f"interrupted{where}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _writable(path: Path | None, option: str = "--json") -> None:
-    """Refuse before the work, not after it, when its outcome could not be written."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise Refused(f"{option}: there is no folder {path.absolute().parent}; create it or give another path")
 
 
 def _listeners(quiet: bool) -> list[Any]:
