@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -33,9 +34,11 @@ from fedveil.privacy import discrete
 from fedveil.privacy.events import SKELLAM_STEPS, Mechanism
 
 try:
-    from fedveil.privacy import _kernel as kernel
+    from fedveil.privacy import _kernel
+
+    kernel: ModuleType | None = _kernel
 except ImportError:  # installed where there was no compiler; everything below does without
-    kernel = None  # type: ignore[assignment]
+    kernel = None
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Draw = Callable[[np.random.Generator, Floats, float], None]
