@@ -39,7 +39,7 @@ RULES = """\
 
 
 def read(paths: Sequence[Path]) -> list[Report]:
-    """Reports that were saved as JSON; parts of one report, measured on the same machine with ``--only``, are joined."""
+    """Reports that were saved as JSON; parts of one, measured on the same machine with ``--only``, are joined."""
     found: list[Report] = []
     for path in paths:
         try:
@@ -86,7 +86,7 @@ def _section(report: Report) -> Iterator[str]:
         f"FedVeil {about['fedveil']}, torch {about['torch']}, Python {about['python']}. Largest matrix products: "
         + ", ".join(f"{name} {_flops(value)}" for name, value in report["peaks"].items())
         + "."
-        + (f" Noise kernel: {about['noise kernel']}." if "noise kernel" in about else "")
+        + (f" Noise kernel: {about['noise kernel'].split(':')[0]}." if "noise kernel" in about else "")
     )
     if report.get("quick"):
         yield ""
