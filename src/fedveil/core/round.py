@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from fedveil.core.errors import Refused
+from fedveil.core.errors import Aborted, Refused
+from fedveil.core.intake import Instead, faults
 from fedveil.core.parts import MOVE, Delivery, Moves, State, Uploads
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
@@ -91,8 +93,28 @@ class Shares:
         return replace(self, weights=kept / total, travel=travel, share=self.share * total)
 
 
-def arrive(method: Method, uploads: Uploads, shares: Shares, server: State, ctx: Context) -> Arrival:
-    """The journey and the server's half of a round; ``ctx`` is that of the clients."""
+def arrive(
+    method: Method,
+    uploads: Uploads,
+    shares: Shares,
+    server: State,
+    ctx: Context,
+    instead: Instead | None = None,
+) -> Arrival:
+    """The journey and the server's half of a round; ``ctx`` is that of the clients.
+
+    Rows that the server cannot use, and those of which something else arrived (``instead``), take no part: they are
+    logged, the others' weights sum to one without them, and a round that nobody is left of is aborted.
+    """
+    kept: Tensor | None = None
+    if found := faults(uploads, instead or {}):
+        ctx.log["excluded"] = [{"client": ctx.clients[row], "why": why} for row, why in found.items()]
+        kept = torch.tensor([row for row in range(uploads[MOVE].rows) if row not in found], dtype=torch.long)
+        if not len(kept) and not method.fixed_divisor:
+            whys = ", ".join(dict.fromkeys(found.values()))
+            raise Aborted(f"the server could use none of {len(found)} uploads ({whys}); lower lr, or mend the clients")
+        uploads = {name: signal.rows_at(kept) for name, signal in uploads.items()}
+        shares, ctx = shares.of(kept, fixed=method.fixed_divisor), ctx.ordered(kept.tolist())
     came = uploads[MOVE].rows > 0
     if not came:
         # Nobody came, which must not show: one client whose move is zero leaves the same sum, and the same noise.
@@ -102,7 +124,12 @@ def arrive(method: Method, uploads: Uploads, shares: Shares, server: State, ctx:
     delivery = method.transport.carry(uploads, shares.weights, ctx)
     if not came:
         delivery = replace(delivery, bytes_up=0)
-    return land(method, uploads, delivery, shares, server, ctx)
+    arrival = land(method, uploads, delivery, shares, server, ctx)
+    if kept is None:
+        return arrival
+    if not came:
+        return replace(arrival, arrived=kept)
+    return replace(arrival, arrived=kept if arrival.arrived is None else kept[arrival.arrived])
 
 
 def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, server: State, ctx: Context) -> Arrival:

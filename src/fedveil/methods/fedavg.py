@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedveil.aggregate.mean import Mean
 from fedveil.core.method import Method, Weights
 from fedveil.core.parts import Aggregator, Transport
-from fedveil.local.rules import FedAvg
+from fedveil.local.rules import averaging
 from fedveil.transport.plain import Plain
 
 
@@ -13,6 +13,7 @@ def fedavg(
     *,
     server_lr: float = 1.0,
     server_momentum: float = 0.0,
+    client_momentum: float = 0.0,
     weights: Weights = "examples",
     transport: Transport = Plain(),
     aggregate: Aggregator = Mean(),
@@ -20,7 +21,7 @@ def fedavg(
     """Each client takes K steps of SGD from w; the server adds the weighted mean of their moves to w."""
     return Method(
         name="fedavg",
-        local=FedAvg(server_lr, server_momentum),
+        local=averaging(server_lr, server_momentum, client_momentum),
         transport=transport,
         aggregate=aggregate,
         weights=weights,
