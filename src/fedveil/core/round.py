@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fedveil.core.errors import Refused
-from fedveil.core.parts import MOVE, Delivery, Moves, State, Uploads
+from fedveil.core.errors import Aborted, Refused
+from fedveil.core.parts import MOVE, Delivery, Moves, Randomised, State, Uploads
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 
@@ -114,6 +114,8 @@ def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, s
     arrived, kept = delivery.arrived, 1.0
     if arrived is not None:
         fixed = method.fixed_divisor
+        if fixed and not method.aggregate.weighted:
+            raise Aborted("uploads are missing, and the noise at the server was planned for all of them")
         kept = 1.0 if fixed else float(shares.weights[arrived].sum())
         shares = shares.of(arrived, fixed=fixed)
         uploads, ctx = {name: s.rows_at(arrived) for name, s in uploads.items()}, ctx.ordered(arrived.tolist())
@@ -123,7 +125,10 @@ def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, s
         if method.derives:
             rows |= method.local.derive(rows[MOVE], shares.travel, server)
             rows[MOVE] = method.on_upload(rows[MOVE], ctx.at("on_upload"))
-        mean = {name: method.aggregate(signal, shares.weights) for name, signal in rows.items()}
+        rule, rng = method.aggregate, ctx.server
+        if isinstance(rule, Randomised) and rng is not None:
+            rule = rule.drawn(rng)
+        mean = {name: rule(signal, shares.weights) for name, signal in rows.items()}
     else:
         mean = {name: uploads[name].mean(shares.weights, value / kept) for name, value in delivery.uploads.items()}
     ctx = ctx.at_server()
