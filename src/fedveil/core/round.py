@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveil.core.errors import Aborted, Refused
 from fedveil.core.intake import Instead, faults
-from fedveil.core.parts import MOVE, Delivery, Moves, State, Uploads
+from fedveil.core.parts import MOVE, Delivery, Moves, Randomised, State, Uploads
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 
@@ -23,6 +23,8 @@ public), kept where a stage looks back at it."""
 
 BUFFERS = "buffers"
 """The channel of running statistics of normalisation layers; plain averaging, never under privacy."""
+
+MISSING = "uploads are missing, and the noise at the server was planned for all of them"
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +115,8 @@ def arrive(
         if not len(kept) and not method.fixed_divisor:
             whys = ", ".join(dict.fromkeys(found.values()))
             raise Aborted(f"the server could use none of {len(found)} uploads ({whys}); lower lr, or mend the clients")
+        if method.fixed_divisor and not method.aggregate.weighted:
+            raise Aborted(MISSING)
         uploads = {name: signal.rows_at(kept) for name, signal in uploads.items()}
         shares, ctx = shares.of(kept, fixed=method.fixed_divisor), ctx.ordered(kept.tolist())
     came = uploads[MOVE].rows > 0
@@ -141,6 +145,8 @@ def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, s
     arrived, kept = delivery.arrived, 1.0
     if arrived is not None:
         fixed = method.fixed_divisor
+        if fixed and not method.aggregate.weighted:
+            raise Aborted(MISSING)
         kept = 1.0 if fixed else float(shares.weights[arrived].sum())
         shares = shares.of(arrived, fixed=fixed)
         uploads, ctx = {name: s.rows_at(arrived) for name, s in uploads.items()}, ctx.ordered(arrived.tolist())
@@ -150,7 +156,10 @@ def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, s
         if method.derives:
             rows |= method.local.derive(rows[MOVE], shares.travel, server)
             rows[MOVE] = method.on_upload(rows[MOVE], ctx.at("on_upload"))
-        mean = {name: method.aggregate(signal, shares.weights) for name, signal in rows.items()}
+        rule, rng = method.aggregate, ctx.server
+        if isinstance(rule, Randomised) and rng is not None:
+            rule = rule.drawn(rng)
+        mean = {name: rule(signal, shares.weights) for name, signal in rows.items()}
     else:
         mean = {name: uploads[name].mean(shares.weights, value / kept) for name, value in delivery.uploads.items()}
     ctx = ctx.at_server()

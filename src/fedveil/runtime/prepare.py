@@ -30,7 +30,7 @@ from fedveil.local.engine import Engine
 from fedveil.local.objective import Loss, Objective
 from fedveil.local.poison import Poisoned
 from fedveil.privacy.noise import Multiplier, PerClient
-from fedveil.runtime.build import build
+from fedveil.runtime.build import build, build_aggregate
 from fedveil.runtime.model import OWN, Task, build_objective
 from fedveil.runtime.settings import Settings
 
@@ -291,7 +291,7 @@ def maker(
             node,
             "method",
             transport=build(config["transport"], "transport"),
-            aggregate=build(config["aggregate"], "aggregate"),
+            aggregate=build_aggregate(config["aggregate"], cohort),
             **public,
             **({"sigma": sigma} if sigma is not None else {}),
         )
@@ -340,6 +340,18 @@ def _refuse_leaks(settings: Settings, method: Method, federation: Federation, ob
             "privacy.adjacency: under add_remove a unit's presence is secret, but the server sees who takes part; "
             "use zero_out or replace"
         )
+    if method.fixed_divisor and not method.aggregate.weighted:
+        secret = {
+            "selection": settings.selection == "poisson",
+            "privacy.adjacency": settings.privacy.adjacency == "add_remove",
+        }
+        for name, hides in secret.items():
+            if hides:
+                raise Refused(
+                    f"{name}: it makes the number of clients a secret, and what the aggregator makes of their uploads "
+                    "depends on that number, which the noise does not cover; use aggregate=mean, or "
+                    "selection=fixed with another privacy.adjacency"
+                )
     if settings.stop.wanted and not settings.stop.public_test:
         raise Refused(
             "stop: stopping early on the test set reveals something about it; set stop.public_test=true if that "
