@@ -85,7 +85,12 @@ class Method:
 
     @property
     def looks_back(self) -> bool:
-        """Whether a stage asks for the mean move of the last round."""
+        """Whether a stage or the aggregator asks for the mean move of the last round."""
+        return _looks_back(self.aggregate) or self.sends_back
+
+    @property
+    def sends_back(self) -> bool:
+        """Whether clients are told the mean move of the last round: a stage asks for it."""
         slots = (self.on_step, self.on_delta, self.on_upload, self.on_mean)
         return any(_looks_back(stage) for slot in slots for stage in slot)
 

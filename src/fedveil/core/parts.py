@@ -156,3 +156,16 @@ class Randomised(Protocol):
     def drawn(self, rng: np.random.Generator) -> Aggregator:
         """The rule of one round, the same for all channels; ``rng`` is the server's."""
         ...
+
+
+@runtime_checkable
+class Controller(Protocol):
+    """An aggregator that looks at the moves of a round, and at what it remembers, before it says which rule they get."""
+
+    def init(self) -> State:
+        """What it knows before the first round."""
+        ...
+
+    def choose(self, memory: Mapping[str, Tensor], moves: Signal, ctx: Context) -> tuple[Aggregator, State]:
+        """The rule for all channels of this round, and what to remember; the reason goes to ``ctx.log``."""
+        ...

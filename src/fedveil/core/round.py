@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedveil.core.errors import Aborted, Refused
 from fedveil.core.intake import Instead, faults
-from fedveil.core.parts import MOVE, Delivery, Moves, Randomised, State, Uploads
+from fedveil.core.parts import MOVE, Aggregator, Controller, Delivery, Moves, Randomised, State, Uploads
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 
@@ -23,6 +23,9 @@ public), kept where a stage looks back at it."""
 
 BUFFERS = "buffers"
 """The channel of running statistics of normalisation layers; plain averaging, never under privacy."""
+
+LEARNED = "aggregate."
+"""What a controller remembers stands under such names in the server's state; it is never sent to clients."""
 
 MISSING = "uploads are missing, and the noise at the server was planned for all of them"
 
@@ -142,7 +145,7 @@ def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, s
     ``on_upload`` is post-processing of each upload: it acts here where the server derives other channels from the
     upload as it was sent, and otherwise before the upload leaves.
     """
-    arrived, kept = delivery.arrived, 1.0
+    arrived, kept, learned = delivery.arrived, 1.0, State()
     if arrived is not None:
         fixed = method.fixed_divisor
         if fixed and not method.aggregate.weighted:
@@ -156,9 +159,7 @@ def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, s
         if method.derives:
             rows |= method.local.derive(rows[MOVE], shares.travel, server)
             rows[MOVE] = method.on_upload(rows[MOVE], ctx.at("on_upload"))
-        rule, rng = method.aggregate, ctx.server
-        if isinstance(rule, Randomised) and rng is not None:
-            rule = rule.drawn(rng)
+        rule, learned = _rule(method, rows[MOVE], server, ctx)
         mean = {name: rule(signal, shares.weights) for name, signal in rows.items()}
     else:
         mean = {name: uploads[name].mean(shares.weights, value / kept) for name, value in delivery.uploads.items()}
@@ -177,4 +178,21 @@ def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, s
     if method.looks_back:
         # This round's correction is added to it again wherever it is read, so that the last one's must go.
         after[PREVIOUS] = (mean[MOVE].value - mean[MOVE].public)[0]
-    return Arrival(after | ctx.memory, mean, delivery.bytes_up, arrived)
+    return Arrival(after | ctx.memory | learned, mean, delivery.bytes_up, arrived)
+
+
+def _rule(method: Method, moves: Signal, server: State, ctx: Context) -> tuple[Aggregator, State]:
+    """The aggregator of this round, and what the server is to remember of choosing it."""
+    rule = method.aggregate
+    if isinstance(rule, Controller):
+        if moves.bound is not None and not moves.released and len(method.on_mean):
+            raise Refused(
+                f"{method.name}: the aggregator chooses its rule by looking at uploads before any noise, which noise "
+                "at the server does not cover; let the clients add the noise, or use one rule for all rounds"
+            )
+        known = {n.removeprefix(LEARNED): v for n, v in server.items() if n.startswith(LEARNED)}
+        chosen, found = rule.choose(known or rule.init(), moves, ctx)
+        return chosen, {LEARNED + name: value for name, value in found.items()}
+    if isinstance(rule, Randomised) and ctx.server is not None:
+        rule = rule.drawn(ctx.server)
+    return rule, {}

@@ -53,8 +53,11 @@ def build(node: Mapping[str, Any], group: str, **given: Any) -> Any:
     return call(builder, group, own, given)
 
 
-def build_aggregate(node: Mapping[str, Any], cohort: int) -> Aggregator:
-    """The rule that the node names, with what comes before it; refused where such a cohort is too small for it."""
+def build_aggregate(node: Mapping[str, Any], cohort: int, momentum: float = 0.0) -> Aggregator:
+    """The rule that the node names, with what comes before it; refused where such a cohort is too small for it.
+
+    ``momentum`` is that of the clients, which a detector's starting thresholds depend on.
+    """
     own = dict(node)
     shared = {name: own.pop(name, None) for name in ("declared_f", "before", "bucket", "norm_bound")}
     byzantine = fit("declared_f", shared["declared_f"], int | None)
@@ -62,7 +65,7 @@ def build_aggregate(node: Mapping[str, Any], cohort: int) -> Aggregator:
     if byzantine is not None or (asked is not None and asked.default is asked.empty):
         check_byzantine(str(own["build"]).split(":")[0].split(".")[-1], byzantine)
     given = {} if byzantine is None else {"byzantine": byzantine}
-    rule: Aggregator = build(own, "aggregate", cohort=cohort, **given)
+    rule: Aggregator = build(own, "aggregate", cohort=cohort, momentum=momentum, **given)
     names = fit("aggregate.before", shared["before"], str | list[str] | None)
     if names:
         bucket = fit("aggregate.bucket", shared["bucket"], int)

@@ -16,8 +16,9 @@ from torch import Tensor
 from fedveil.core.errors import Aborted, Refused
 from fedveil.core.files import write_bytes
 from fedveil.core.intake import Instead
+from fedveil.core.method import Method
 from fedveil.core.parts import Moves, State, Uploads
-from fedveil.core.round import PREVIOUS, arrive, depart, nobody
+from fedveil.core.round import LEARNED, PREVIOUS, arrive, depart, nobody
 from fedveil.core.stage import Context
 from fedveil.data.cohorts import draw
 from fedveil.local.engine import Diverged
@@ -159,7 +160,7 @@ def _round(
             lenient=training.attackers is not None,
         )
         uploads, memory, instead, moves = _clients(training, server, held, ctx, books)
-        down = len(cohort) * sum(v.numel() * v.element_size() for v in server.values())
+        down = len(cohort) * sum(v.numel() * v.element_size() for n, v in server.items() if _sent(method, n))
         record |= {"bytes_down": down} | (_measures(moves) if moves else {})
         try:
             arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx, instead)
@@ -223,6 +224,11 @@ def _commit(progress: Progress, after: _After, stop: Stop) -> None:
         progress.stopped = f"the test accuracy reached {quality:.4f} (stop.accuracy={stop.accuracy})"
     elif stop.patience is not None and progress.stale >= stop.patience:
         progress.stopped = f"{progress.stale} evaluations without a better test score (stop.patience)"
+
+
+def _sent(method: Method, name: str) -> bool:
+    """Whether clients get this part of the server's state."""
+    return method.sends_back if name == PREVIOUS else not name.startswith(LEARNED)
 
 
 def _measures(moves: Moves) -> Record:

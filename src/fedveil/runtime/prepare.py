@@ -291,7 +291,9 @@ def maker(
             node,
             "method",
             transport=build(config["transport"], "transport"),
-            aggregate=build_aggregate(config["aggregate"], cohort),
+            aggregate=build_aggregate(
+                config["aggregate"], cohort, fit("client_momentum", node.get("client_momentum", 0.0), float)
+            ),
             **public,
             **({"sigma": sigma} if sigma is not None else {}),
         )
