@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 import torch
@@ -64,6 +64,11 @@ class Method:
         one_of(f"{self.name}.weights", self.weights, ("uniform", "examples"))
         self._check_views()
         self._check_slots()
+        if self.weights == "examples" and not self.aggregate.weighted:
+            raise Refused(
+                f"{self.name}.weights: {_name(self.aggregate)} counts every upload once, since an attacker could claim "
+                "any number of examples; set weights=uniform"
+            )
         releases, local = self.rehearse(_DUMMY)
         object.__setattr__(self, "private", bool(releases))
         object.__setattr__(self, "local_privacy", local)
@@ -80,7 +85,12 @@ class Method:
 
     @property
     def looks_back(self) -> bool:
-        """Whether a stage asks for the mean move of the last round."""
+        """Whether a stage or the aggregator asks for the mean move of the last round."""
+        return _looks_back(self.aggregate) or self.sends_back
+
+    @property
+    def sends_back(self) -> bool:
+        """Whether clients are told the mean move of the last round: a stage asks for it."""
         slots = (self.on_step, self.on_delta, self.on_upload, self.on_mean)
         return any(_looks_back(stage) for slot in slots for stage in slot)
 
@@ -110,7 +120,8 @@ class Method:
     ) -> tuple[list[Release], bool]:
         """Push a dummy client through every slot, refuse parts that do not fit; what it released, and whether
         every upload had passed a mechanism before it left the client. The mean is
-        over ``cohort`` clients alike; ``known`` is what stages remember by now; ``client`` is whose noise it has.
+        over ``cohort`` clients alike (a robust rule gets as many rows); ``known`` is what stages remember by now;
+        ``client`` is whose noise it has.
         """
         w = torch.zeros(layout.dim)
         server = self.local.start(w)
@@ -127,6 +138,10 @@ class Method:
             rows = {name: s.value for name, s in uploads.items()}  # one row is its own sum, so no transport is needed
             if "each" not in self.transport.reveals:
                 rows = {name: value / cohort for name, value in rows.items()}
+            elif not self.aggregate.weighted:
+                count = max(self.aggregate.least, 1 if uploads[MOVE].released else cohort)
+                rows = {name: value.expand(count, -1) for name, value in rows.items()}
+                shares = replace(shares, weights=torch.full((count,), 1.0 / count))
             land(self, uploads, Delivery(rows, 0), shares, server, ctx)
         except Refused:
             raise

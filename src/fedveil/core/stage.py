@@ -58,7 +58,8 @@ class Context:
     remember between rounds, made of released values only; ``previous`` is the mean move of the last round, released,
     without its public part.
     ``drawn`` stands for the streams where a step is replayed on a device. What parts put into ``log`` stands in the
-    round's line of the event log.
+    round's line of the event log. Where it is ``lenient``, a client whose training diverged is left to the server,
+    which excludes what it sends; otherwise the run ends with that client's number.
     """
 
     round: int
@@ -74,6 +75,7 @@ class Context:
     previous: Tensor | None = None
     drawn: Drawn | None = None
     log: dict[str, Any] = field(default_factory=dict)
+    lenient: bool = False
 
     def at(self, slot: Slot) -> Context:
         """The same context at another slot, writing to the same list of releases."""

@@ -15,15 +15,17 @@ from torch import Tensor
 
 from fedveil.core.errors import Aborted, Refused
 from fedveil.core.files import write_bytes
-from fedveil.core.parts import Moves, State
-from fedveil.core.round import PREVIOUS, arrive, depart, nobody
+from fedveil.core.intake import Instead
+from fedveil.core.method import Method
+from fedveil.core.parts import Moves, State, Uploads
+from fedveil.core.round import LEARNED, PREVIOUS, arrive, depart, nobody
 from fedveil.core.stage import Context
 from fedveil.data.cohorts import draw
 from fedveil.local.engine import Diverged
 from fedveil.privacy.ledger import Line
 from fedveil.runtime.accounting import Bookkeeper
 from fedveil.runtime.checkpoint import Progress, load_progress, save_progress
-from fedveil.runtime.evaluate import accuracy_by_client, spread, test_scores
+from fedveil.runtime.evaluate import accuracy_by_client, attack_success, spread, test_scores
 from fedveil.runtime.folder import Folder, write_json
 from fedveil.runtime.interrupt import undivided
 from fedveil.runtime.memory import Memory
@@ -155,13 +157,13 @@ def _round(
             server=books.server_noise(number),
             batches=books.streams("batches", number, cohort),
             previous=server[PREVIOUS][None, :] if PREVIOUS in server else None,
+            lenient=training.attackers is not None,
         )
-        moves = training.engine.train(method, server, method.local.drift(held, server), ctx) if cohort else None
-        uploads, memory = depart(method, moves or nobody(server["w"]), held, server, ctx)
-        down = len(cohort) * sum(v.numel() * v.element_size() for v in server.values())
+        uploads, memory, instead, moves = _clients(training, server, held, ctx, books)
+        down = len(cohort) * sum(v.numel() * v.element_size() for n, v in server.items() if _sent(method, n))
         record |= {"bytes_down": down} | (_measures(moves) if moves else {})
         try:
-            arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx)
+            arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx, instead)
         except Aborted as why:  # charged all the same: what clients released may have been seen
             record["aborted"], memory = str(why), None
         else:
@@ -172,15 +174,37 @@ def _round(
                 memory = None if memory is None else memory[arrival.arrived.to(memory.device)]
         record |= ctx.log
         if not torch.isfinite(server["w"].sum()):
-            raise Diverged(number, None, "a weight")
+            if training.attackers is None:
+                raise Diverged(number, None, "a weight")
+            record["aborted"], memory, server = "the new model is not finite", None, progress.server
     if number == settings.rounds or number % settings.evaluate.every == 0:
-        record |= test_scores(training, server)
+        record |= test_scores(training, server) | attack_success(training, server)
         record["client_accuracy"] = spread(accuracy_by_client(training, server))
     record["epsilon"] = books.spent()
     record["seconds"] = time.perf_counter() - started
     # What early stopping looks at: higher is better.
     quality = record["accuracy"] if federation.classes or record["loss"] is None else -record["loss"]
     return _After(server, cohort, memory, record["seconds"], quality), record
+
+
+def _clients(
+    training: Training, server: State, held: Tensor | None, ctx: Context, books: Bookkeeper
+) -> tuple[Uploads, Tensor | None, Instead, Moves | None]:
+    """The clients' half of a round, honest and otherwise: uploads, new memory, what arrives instead, and the moves."""
+    method, attackers = training.method, training.attackers
+    cohort = [k for k in ctx.clients if k is not None]
+    drift = method.local.drift(held, server)
+    moves = training.engine.train(method, server, drift, ctx) if cohort else None
+    sent = moves
+    if attackers is not None and moves is not None:
+        sent = attackers.retrain(
+            method, server, drift, moves, ctx, lambda what, clients: books.streams(what, ctx.round, clients)
+        )
+    uploads, memory = depart(method, sent or nobody(server["w"]), held, server, ctx)
+    instead: Instead = {}
+    if attackers is not None:
+        uploads, instead = attackers.send(uploads, ctx)
+    return uploads, memory, instead, moves
 
 
 def _commit(progress: Progress, after: _After, stop: Stop) -> None:
@@ -200,6 +224,11 @@ def _commit(progress: Progress, after: _After, stop: Stop) -> None:
         progress.stopped = f"the test accuracy reached {quality:.4f} (stop.accuracy={stop.accuracy})"
     elif stop.patience is not None and progress.stale >= stop.patience:
         progress.stopped = f"{progress.stale} evaluations without a better test score (stop.patience)"
+
+
+def _sent(method: Method, name: str) -> bool:
+    """Whether clients get this part of the server's state."""
+    return method.sends_back if name == PREVIOUS else not name.startswith(LEARNED)
 
 
 def _measures(moves: Moves) -> Record:
@@ -227,10 +256,16 @@ def _client_facts(training: Training) -> Record:
 
 
 def _notes(training: Training) -> list[str]:
-    if not training.settings.stop.wanted:
-        return []
-    declared = "was declared public" if training.settings.stop.public_test else "was used"
-    return [f"The test set {declared} to decide when to stop."]
+    notes = []
+    if training.attackers is not None and training.method.private:
+        notes.append(
+            f"{len(training.attackers.clients)} clients attacked ({training.attackers.name}, simulated). The ledger "
+            "and this statement speak of honest clients: what an attacker sends need not be clipped, nor hold noise."
+        )
+    if training.settings.stop.wanted:
+        declared = "was declared public" if training.settings.stop.public_test else "was used"
+        notes.append(f"The test set {declared} to decide when to stop.")
+    return notes
 
 
 def _finish(training: Training, progress: Progress, folder: Folder, books: Bookkeeper, stopped: str | None) -> Record:
@@ -243,8 +278,9 @@ def _finish(training: Training, progress: Progress, folder: Folder, books: Bookk
     statement = books.statement(_notes(training))
     write_json(folder.statement, statement.to_json())
     write_bytes(folder.statement.with_suffix(".md"), statement.to_markdown().encode())
-    scores = test_scores(training, server)
+    scores = test_scores(training, server) | attack_success(training, server)
     clients = spread(by_client)
+    attackers = training.attackers
     summary: Record = {
         "status": "finished" if stopped is None else f"stopped early: {stopped}",
         "method": training.method.name,
@@ -266,6 +302,8 @@ def _finish(training: Training, progress: Progress, folder: Folder, books: Bookk
         "parameters": objective.layout.dim,
         "population": training.federation.population,
         "cohort": training.cohort,
+        "attack": None if attackers is None else attackers.facts() | {"success": scores.get("attack_success")},
+        "excluded": sum(len(event.get("excluded") or ()) for event in folder.read_events(up_to=progress.round)),
         "seed": training.settings.seed,
         "model_hash": hashlib.blake2b(server["w"].cpu().numpy().tobytes(), digest_size=16).hexdigest(),
         "epsilon": books.final(),
