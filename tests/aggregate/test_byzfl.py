@@ -7,8 +7,11 @@ from tests.support import require
 
 import fedveil.aggregate as rules
 from fedveil.aggregate.distances import squared_distances
+from fedveil.bench.peers import byzfl as peer
 
-byzfl = require("byzfl")
+if not peer.installed():
+    require("byzfl")
+byzfl = peer.load()
 
 
 def inputs():

@@ -54,7 +54,7 @@ def build(node: Mapping[str, Any], group: str, **given: Any) -> Any:
 
 
 def build_aggregate(node: Mapping[str, Any], cohort: int) -> Aggregator:
-    """The rule that the node names, with what comes before it; refused where such a cohort is too small for it."""
+    """The rule that the node names, with what comes before it, for cohorts of this size."""
     own = dict(node)
     shared = {name: own.pop(name, None) for name in ("declared_f", "before", "bucket", "norm_bound")}
     byzantine = fit("declared_f", shared["declared_f"], int | None)
@@ -68,7 +68,6 @@ def build_aggregate(node: Mapping[str, Any], cohort: int) -> Aggregator:
         bucket = fit("aggregate.bucket", shared["bucket"], int)
         radius = fit("aggregate.norm_bound", shared["norm_bound"], float | None)
         rule = before(rule, names, byzantine=byzantine, bucket=bucket, norm_bound=radius)
-    rule.check(cohort)
     return rule
 
 
