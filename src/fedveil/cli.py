@@ -246,6 +246,42 @@ def engine(
         write_bytes(page, pages.page([report]).encode())
 
 
+@bench.command()
+def aggregate(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(help="Threads for everybody; 0: all cores.")] = 0,
+    repeats: Annotated[int, typer.Option(help="Repetitions in which everybody takes a turn.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny, to see that it works.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write the results page to this Markdown file.")] = None,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Robust aggregation: every rule against byzfl's, torch.sort, a plain mean and a matrix product.
+
+    Examples:
+    `fedveil bench aggregate --quick`
+
+    `fedveil bench aggregate --json aggregate.json --page aggregation.md`
+    """
+    from fedveil.bench import aggregate as rules
+    from fedveil.core.files import write_bytes
+
+    _writable(json)
+    _writable(page, "--page")
+    console = Console(quiet=quiet)
+    options = rules.Options(device, threads, repeats, quick)
+    report = rules.run(options, json, lambda words: console.print(words, highlight=False))
+    found = Table("", "clients x parameters", "", "ms", "ours is faster by", box=SIMPLE)
+    for row in rules.rows(report):
+        found.add_row(*(cell.strip("*") for cell in row))
+    asked = Table("goal", "asked", "measured", "", box=SIMPLE)
+    for goal in rules.goals():
+        asked.add_row(*(cell.strip("*") for cell in rules.goal_row(goal, report)))
+    console.print(found, asked)
+    if page is not None:
+        write_bytes(page, rules.page([report]).encode())
+
+
 def _plan(config: dict[str, Any], quiet: bool, json: Path | None) -> None:
     from fedveil.report.plan import plan_to_json, show_plan
     from fedveil.runtime.folder import write_json
