@@ -17,8 +17,9 @@ AGGREGATORS = options("aggregate")
 
 
 def noise(name, sigma=1.0):
-    """A private method needs to be told how much noise it adds."""
-    return [f"sigma={sigma}"] if "sigma" in resolve([f"method={name}"])["method"] else []
+    """A private method needs to be told how much noise it adds, and shared noise a transport that shows sums alone."""
+    hidden = ["transport=masks"] if name == "ddp_fedavg" else []
+    return hidden + ([f"sigma={sigma}"] if "sigma" in resolve([f"method={name}"])["method"] else [])
 
 
 def aggregator(name):

@@ -95,6 +95,11 @@ class Method:
         return any(_looks_back(stage) for slot in slots for stage in slot)
 
     @property
+    def sums_only(self) -> bool:
+        """Whether clients share out their noise, so that it protects the sum of the uploads and no single one."""
+        return any(getattr(stage, "sums_only", False) for stage in self.on_delta)
+
+    @property
     def fixed_divisor(self) -> bool:
         """Whether a mean is divided by the expected cohort, because who takes part is a secret (SPEC 1)."""
         return self.private and not self.local_privacy and not self.allow_leak
@@ -168,6 +173,22 @@ class Method:
                 f"{self.name}: {_name(self.aggregate)} needs to see {self.aggregate.needs!r} of the uploads but "
                 f"{_name(self.transport)} reveals only {', '.join(sorted(self.transport.reveals))}; choose an "
                 "aggregator that works on the sum, such as mean, or transport=plain"
+            )
+        if self.sums_only and "each" in self.transport.reveals:
+            raise Refused(
+                f"{self.name}: clients share out the noise, which protects their sum only, and {_name(self.transport)} "
+                "shows the server every single upload; set transport=masks"
+            )
+        if self.sums_only and self.local.remembers:
+            raise Refused(
+                f"{self.name}: clients share out the noise of their sum, and {_name(self.local)} makes what a client "
+                "remembers of its own upload; use local steps without control variates, such as FedAvg"
+            )
+        slots = (self.on_step, self.on_delta, self.on_upload)
+        if "each" not in self.transport.reveals and any(slot.remembers for slot in slots):
+            raise Refused(
+                f"{self.name}: a stage with memory counts over single clients, and {_name(self.transport)} brings only "
+                "the sum of the uploads; use a fixed clip, or transport=plain"
             )
         if not self.local.channels or self.local.channels[0] != MOVE:
             raise Refused(f"{self.name}: {_name(self.local)} must list {MOVE!r} as its first channel")

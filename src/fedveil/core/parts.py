@@ -97,12 +97,14 @@ class LocalRule(Protocol):
 class Delivery:
     """What reached the server: matrices by channel, one row per client or one row for the weighted sum; bytes sent.
 
-    ``arrived`` lists the rows of the uploads that arrived (None: all), and only they are in ``uploads``.
+    ``arrived`` lists the rows of the uploads that arrived (None: all), and only they are in ``uploads``. ``weight`` is
+    the sum of their weights as it arrived with a weighted sum (None: the server knows the weights).
     """
 
     uploads: dict[str, Tensor]
     bytes_up: int
     arrived: Tensor | None = None
+    weight: float | None = None
 
 
 class Transport(Protocol):
@@ -113,12 +115,52 @@ class Transport(Protocol):
         """The views that the server gets."""
         ...
 
+    def remarks(self, cohort: int) -> list[str]:
+        """What a reader of the privacy statement must know about rounds to which this many clients are invited.
+
+        Refuses a cohort that it cannot serve.
+        """
+        ...
+
     def carry(self, uploads: Mapping[str, Signal], weights: Tensor, ctx: Context) -> Delivery:
         """The whole journey of one round; a transport that reveals only the sum applies the weights on the way.
 
         ``ctx`` is that of the clients, one row for each. Who does not arrive takes no part in the round; a journey
         that fails as a whole raises :class:`~fedveil.core.errors.Aborted`, and the model stays as it is.
         """
+        ...
+
+
+class Promise(Protocol):
+    """What a transport that shows sums alone promises about one round."""
+
+    @property
+    def least(self) -> int:
+        """How many uploads stand in every sum; with fewer the round is aborted."""
+        ...
+
+    @property
+    def colluders(self) -> int:
+        """How many of the clients may work with the observer, and still single uploads stay hidden."""
+        ...
+
+
+@runtime_checkable
+class Concealing(Transport, Protocol):
+    """A transport that shows sums alone, and says what it promises: noise can be shared out over it."""
+
+    @property
+    def bits(self) -> int:
+        """Whole numbers are summed modulo 2^bits."""
+        ...
+
+    @property
+    def trust(self) -> str:
+        """What hides single uploads, and from whom, in words."""
+        ...
+
+    def plan(self, clients: int) -> Promise:
+        """The promise of a round that so many clients begin."""
         ...
 
 

@@ -146,11 +146,14 @@ def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, s
     upload as it was sent, and otherwise before the upload leaves.
     """
     arrived, kept, learned = delivery.arrived, 1.0, State()
+    if delivery.weight is not None and not method.fixed_divisor:
+        kept = delivery.weight
     if arrived is not None:
         fixed = method.fixed_divisor
         if fixed and not method.aggregate.weighted:
             raise Aborted(MISSING)
-        kept = 1.0 if fixed else float(shares.weights[arrived].sum())
+        if delivery.weight is None and not fixed:
+            kept = float(shares.weights[arrived].sum())
         shares = shares.of(arrived, fixed=fixed)
         uploads, ctx = {name: s.rows_at(arrived) for name, s in uploads.items()}, ctx.ordered(arrived.tolist())
     mean = {}

@@ -28,6 +28,9 @@ class Signal:
     public
         a part of ``value`` that the observer knows beforehand and that holds none of this noise, such as what drift
         correction added to a move; shrinkage leaves it alone (SPEC 3.2).
+    grid
+        every value is a whole multiple of this number, as integer noise needs it: a transport that sums modulo 2^b
+        carries such rows exactly (SPEC 6.3); None: real numbers.
 
     >>> x = Signal(torch.ones(2, 3), bound=1.0, unit="record", noise_var=4.0)
     >>> y = x * 0.5
@@ -41,6 +44,7 @@ class Signal:
     noise_var: Tensor | float | None = 0.0
     released: bool = False
     public: Tensor | float = 0.0
+    grid: float | None = None
 
     def __post_init__(self) -> None:
         if self.value.dim() != 2:
@@ -67,6 +71,7 @@ class Signal:
             bound=None if self.bound is None else largest * self.bound,
             noise_var=None if self.noise_var is None else self.noise_var * factor**2,
             public=self.public * factor,
+            grid=None if self.grid is None or isinstance(factor, Tensor) else self.grid * abs(factor) or None,
         )
 
     __rmul__ = __mul__
@@ -82,11 +87,12 @@ class Signal:
             noise_var=self.noise_var + other.noise_var if known else None,  # type: ignore[operator]
             released=self.released and other.released,
             public=self.public + other.public,
+            grid=self.grid if self.grid == other.grid else None,
         )
 
     def shifted(self, public: Tensor | float) -> Signal:
         """Add a vector that the observer already knows: no fact changes."""
-        return replace(self, value=self.value + public)
+        return replace(self, value=self.value + public, grid=None)
 
     def rows_at(self, index: Tensor) -> Signal:
         """These rows, in this order."""
@@ -127,4 +133,5 @@ class Signal:
             bound=None if self.bound is None else self.bound * float(weights.abs().max()),
             noise_var=variance,
             public=(w @ self.public)[None, :] if isinstance(self.public, Tensor) else self.public,
+            grid=None,
         )

@@ -180,11 +180,13 @@ def event_of(release: Release, sampling: Sampling = None, adjacency: Adjacency =
     multiplier = release.noise_std / release.bound
     if release.mechanism == "laplace":
         multiplier /= math.sqrt(2)
+    skellam, pool = release.mechanism == "skellam", release.pool
     return Event(
         release.mechanism,  # type: ignore[arg-type]
         multiplier,
         sampling,
         release.count,
         adjacency,
-        grid_std=SKELLAM_STEPS if release.mechanism == "skellam" else None,
+        grid_std=(SKELLAM_STEPS if pool is None else pool.steps) if skellam else None,
+        dim=pool.dim if skellam and pool is not None else None,
     )

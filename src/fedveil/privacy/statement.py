@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from fedveil.core.errors import Refused
 from fedveil.core.signal import Unit
+from fedveil.core.stage import Pool
 from fedveil.privacy.averaging import Averaging, averaged, claimed
 from fedveil.privacy.claims import OBSERVERS, UNITS, Accounts, Observer, Tally
 from fedveil.privacy.events import Poisson, Sampling, WithoutReplacement
@@ -41,7 +42,7 @@ SOURCE = (
 
 
 HIDDEN = (
-    "the server is trusted; clients keep control variates between rounds, so that what one sends depends on when it "
+    "clients keep control variates between rounds, so that what one sends depends on when it "
     "was drawn before, and the draw of clients is not counted"
 )
 
@@ -82,12 +83,16 @@ class Statement:
         *,
         rng: str = "secure",
         averaging: Averaging | None = None,
+        summed: bool = False,
     ) -> Statement:
-        """The statement that these accounts support: a row for each observer and unit, then what papers claim."""
+        """The statement that these accounts support: a row for each observer and unit, then what papers claim.
+
+        ``summed`` says that the server sees sums of uploads only.
+        """
         lines = [line for entry in entries for line in entry.lines]
         if not lines:
             return cls(tuple(_nothing(o, u) for o in OBSERVERS for u in UNITS), tuple(notes))
-        rows = [_row(accounts, lines, observer, unit) for observer in OBSERVERS for unit in UNITS]
+        rows = [_row(accounts, lines, observer, unit, summed) for observer in OBSERVERS for unit in UNITS]
         if averaging is not None and accounts.local and not accounts.covers("public", "client"):
             rows = _with_averages(rows, accounts, averaged(entries, accounts.adjacency), averaging)
         papers = claimed(entries, accounts.adjacency)
@@ -143,38 +148,45 @@ def _nothing(observer: str, unit: Unit, note: str = "") -> Row:
     return Row(observer, unit, math.inf, None, "none", "none", "none", "none", note)
 
 
-def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Unit) -> Row:
+def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Unit, summed: bool) -> Row:
     try:
         epsilon = accounts.tight(observer, unit)
     except Refused as refusal:  # another unit or observer may have a claim all the same
         return _nothing(observer, unit, str(refusal))
     if not math.isfinite(epsilon):
-        return _nothing(observer, unit, _why_not(accounts, observer, unit))
+        return _nothing(observer, unit, _why_not(accounts, observer, unit, summed))
+    trusted = "the server, which sees sums of uploads only, is trusted" if summed else "the server is trusted"
     counted = [x for x in lines if (x.clients is not None) == accounts.local]
-    mechanisms = dict.fromkeys(f"{x.release.mechanism} ({x.release.unit})" for x in counted)
-    samplings = _samplings(counted)
+    mechanisms = dict.fromkeys(_mechanism(x) for x in counted)
+    drawn = observer == "public" and accounts.drawn(unit)
+    samplings = _samplings(counted if drawn else [_undrawn(x) for x in counted])
     spread = accounts.spread(unit)
     note = ""
-    if spread is not None:
+    if drawn:
+        note = "the draw of clients counts only while it stays secret from the public, and losses are independent of it"
+    elif spread is not None:
         note = (
             f"the worst of {spread.clients} clients that released anything; by rdp they range from {spread.least:.3g} "
             f"over {spread.median:.3g} (median) to {spread.worst:.3g}"
         )
     elif any(accounts.amplifying(x, unit) != x.sampling for x in counted):
         samplings += " (not counted)"
-        note = HIDDEN
+        note = f"{trusted}; {HIDDEN}"
     elif any(x.sampling is not None for x in counted):
         note = (
-            "the server is trusted, and the draw of clients counts only while it stays secret from the public: keep "
+            f"{trusted}, and the draw of clients counts only while it stays secret from the public: keep "
             "events.jsonl and ledger.jsonl with the server"
         )
     else:
-        note = "the server is trusted"
+        note = trusted
     if unit == "record" and any(x.release.unit == "client" for x in counted):
         note += (
             "; a record may turn its client's whole move into another, so it is counted as replacing the client: twice "
             "the sensitivity"
         )
+    pools = [x.release.pool for x in counted if x.release.pool is not None]
+    if pools:
+        note += "; " + _shared(pools, {x.release.mechanism for x in counted})
     return Row(
         observer,
         unit,
@@ -185,6 +197,33 @@ def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Un
         samplings,
         accounts.accountant,
         note,
+    )
+
+
+THEOREMS = {
+    "skellam": "Agarwal, Kairouz and Liu 2021, whose shares add up to a Skellam",
+    "discrete_gaussian": "Kairouz, Liu and Steinke 2021, theorem 1 on sums of discrete Gaussians",
+}
+
+
+def _mechanism(line: Line) -> str:
+    together = "" if line.release.pool is None else ", shared by clients"
+    return f"{line.release.mechanism} ({line.release.unit}{together})"
+
+
+def _undrawn(line: Line) -> Line:
+    """The line without a draw that is no secret here."""
+    return line if line.release.pool is None else replace(line, sampling=None)
+
+
+def _shared(pools: Sequence[Pool], mechanisms: Iterable[str]) -> str:
+    """Whose noise counts, and under which trust."""
+    honest, colluding = min(p.honest for p in pools), max(p.colluding for p in pools)
+    by, least = "; ".join(THEOREMS[m] for m in sorted(mechanisms)), min(p.honest + p.colluding for p in pools)
+    return (
+        f"every sum holds at least {least} uploads, at most a = {colluding} clients "
+        f"collude with the observer, and the noise of n_min = {honest} honest ones is counted ({by}); "
+        + "; ".join(dict.fromkeys(p.trust for p in pools))
     )
 
 
@@ -211,14 +250,18 @@ def _source(server: Row, accounts: Accounts, tallies: dict[int, Tally]) -> Row:
     )
 
 
-def _why_not(accounts: Accounts, observer: str, unit: str) -> str:
+def _why_not(accounts: Accounts, observer: str, unit: str, summed: bool) -> str:
     if not accounts.local and observer == "server":
-        return "the server sees uploads before any noise"
+        return f"the server sees {'the sum of the uploads' if summed else 'uploads'} before any noise"
     return "records are protected one by one; nothing bounds what all records of a client do together"
 
 
 def _samplings(lines: Sequence[Line]) -> str:
     """Every way in which units came into these releases; Poisson rates that differ by client as a range."""
+    sizes = sorted({x.sampling.size for x in lines if isinstance(x.sampling, WithoutReplacement)})
+    if len(sizes) > 2:
+        drawn = next(x.sampling for x in lines if isinstance(x.sampling, WithoutReplacement))
+        return f"{sizes[0]} to {sizes[-1]} of {drawn.population} clients without replacement"
     rates = sorted({x.sampling.rate for x in lines if isinstance(x.sampling, Poisson)})
     if len(rates) < 3:
         return "; ".join(dict.fromkeys(_words(x.sampling, x.release.unit) for x in lines))

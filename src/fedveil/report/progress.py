@@ -63,6 +63,10 @@ class Terminal:
         self.last |= {k: record[k] for k in ("accuracy", "loss", "epsilon") if record.get(k) is not None}
         self.recent.append(record["seconds"])
         words = _words(self.last)
+        if record.get("aborted"):
+            self.console.print(
+                f"round {record['round']} came to nothing: {record['aborted']}", highlight=False, soft_wrap=True
+            )
         if self.bar is not None:
             self.bar.update(self.task, completed=record["round"], description=words)
         elif record["round"] % self.every == 0 or record["round"] == self.total:

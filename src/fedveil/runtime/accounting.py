@@ -132,9 +132,7 @@ class Bookkeeper:
 
     def cohort_draw(self) -> np.random.Generator | None:
         """Where the cohort comes from: the seed, unless a secret draw of clients is what the claim rests on."""
-        method = self.training.method
-        secret = self.privacy.rng == "secure" and method.private and not method.local_privacy
-        return secure_generator() if secret else None
+        return secure_generator() if self.planner.secret_cohorts else None
 
     def rounds_left(self) -> int | None:
         """How many more rounds the budget covers for the client that has spent most, were it in all of them."""
@@ -164,8 +162,13 @@ NOMINAL = (
 
 
 def averaging(training: Training) -> Averaging | None:
-    """What can be said about a cohort's noises towards the public; None where no noise stands in the steps."""
+    """What can be said about a cohort's noises towards the public; None where no noise stands in the steps.
+
+    None as well where only a sum arrives: it may lack the noise of clients that dropped out.
+    """
     method, batching = training.method, training.batching
+    if "each" not in method.transport.reveals:
+        return None
     stages = tuple(method.on_step)
     noisy = [s for s in stages if isinstance(s, Gaussian)]
     if not noisy or method.weights != "uniform" or not isinstance(method.aggregate, Mean):
@@ -180,9 +183,11 @@ def averaging(training: Training) -> Averaging | None:
 def state(planner: Planner, accounts: Accounts, entries: Sequence[Entry], notes: Sequence[str]) -> Statement:
     """The statement that these charges support under this method."""
     method, privacy = planner.training.method, planner.training.settings.privacy
+    notes = (*method.transport.remarks(planner.training.cohort), *notes)
     if method.allow_leak:
         return Statement.void(LEAK, notes)
-    return Statement.of(accounts, entries, notes, rng=privacy.rng, averaging=averaging(planner.training))
+    summed = "each" not in method.transport.reveals
+    return Statement.of(accounts, entries, notes, rng=privacy.rng, averaging=averaging(planner.training), summed=summed)
 
 
 MANY = 1000

@@ -20,6 +20,7 @@ from fedveil.core.method import Method
 from fedveil.core.parts import Moves, State, Uploads
 from fedveil.core.round import LEARNED, PREVIOUS, arrive, depart, nobody
 from fedveil.core.stage import Context
+from fedveil.core.streams import stream
 from fedveil.data.cohorts import draw
 from fedveil.local.engine import Diverged
 from fedveil.privacy.ledger import Line
@@ -158,11 +159,13 @@ def _round(
             batches=books.streams("batches", number, cohort),
             previous=server[PREVIOUS][None, :] if PREVIOUS in server else None,
             lenient=training.attackers is not None,
+            chance=stream(settings.seed, "chance", number),
         )
-        uploads, memory, instead, moves = _clients(training, server, held, ctx, books)
+        moves, sent = _trained(training, server, held, ctx, books)
         down = len(cohort) * sum(v.numel() * v.element_size() for n, v in server.items() if _sent(method, n))
         record |= {"bytes_down": down} | (_measures(moves) if moves else {})
         try:
+            uploads, memory, instead = _uploads(training, sent, server, held, ctx)
             arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx, instead)
         except Aborted as why:  # charged all the same: what clients released may have been seen
             record["aborted"], memory = str(why), None
@@ -187,24 +190,32 @@ def _round(
     return _After(server, cohort, memory, record["seconds"], quality), record
 
 
-def _clients(
+def _trained(
     training: Training, server: State, held: Tensor | None, ctx: Context, books: Bookkeeper
-) -> tuple[Uploads, Tensor | None, Instead, Moves | None]:
-    """The clients' half of a round, honest and otherwise: uploads, new memory, what arrives instead, and the moves."""
+) -> tuple[Moves | None, Moves | None]:
+    """The moves of a cohort (None: nobody came) as honest clients make them, and as dishonest ones change theirs."""
     method, attackers = training.method, training.attackers
-    cohort = [k for k in ctx.clients if k is not None]
+    if not ctx.clients:
+        return None, None
     drift = method.local.drift(held, server)
-    moves = training.engine.train(method, server, drift, ctx) if cohort else None
-    sent = moves
-    if attackers is not None and moves is not None:
-        sent = attackers.retrain(
-            method, server, drift, moves, ctx, lambda what, clients: books.streams(what, ctx.round, clients)
-        )
-    uploads, memory = depart(method, sent or nobody(server["w"]), held, server, ctx)
-    instead: Instead = {}
-    if attackers is not None:
-        uploads, instead = attackers.send(uploads, ctx)
-    return uploads, memory, instead, moves
+    moves = training.engine.train(method, server, drift, ctx)
+    if attackers is None:
+        return moves, moves
+    return moves, attackers.retrain(
+        method, server, drift, moves, ctx, lambda what, clients: books.streams(what, ctx.round, clients)
+    )
+
+
+def _uploads(
+    training: Training, moves: Moves | None, server: State, held: Tensor | None, ctx: Context
+) -> tuple[Uploads, Tensor | None, Instead]:
+    """What leaves the clients: uploads, their new memory, and what arrives instead of some."""
+    uploads, memory = depart(training.method, moves or nobody(server["w"]), held, server, ctx)
+    if training.attackers is None:
+        return uploads, memory, {}
+    uploads, instead = training.attackers.send(uploads, ctx)
+    return uploads, memory, instead
+
 
 
 def _commit(progress: Progress, after: _After, stop: Stop) -> None:

@@ -71,7 +71,12 @@ class Planner:
                 if made.clients is not None:
                     count = self._steps(client) if made.slot == "on_step" else 1
                     releases.append(replace(made, clients=(client,), count=made.count * count))
-        return lines_of(releases, self._samplings(cohort), ("server", "public"))
+        samplings = self._samplings(cohort)
+        if any(made.pool is not None for made in releases):
+            # The noise of a sum tells how many shares are in it: given the number, any draw is one of that size.
+            population = self.training.federation.population
+            samplings[None] = WithoutReplacement(len(cohort), population) if len(cohort) < population else None
+        return lines_of(releases, samplings, ("server", "public"))
 
     def refusal(self, accounts: Accounts, lines: Sequence[Line], *, first: bool) -> str | None:
         """None when the budget covers these lines as well; otherwise the reason why a round is not run."""
@@ -91,8 +96,17 @@ class Planner:
         which = "first round alone" if first else "next round"
         return f"the {which} would spend epsilon {spent:.4g} of {privacy.epsilon:g}"
 
+    @property
+    def secret_cohorts(self) -> bool:
+        """Whether cohorts must not follow from the seed: the claim towards the public rests on their draw."""
+        method = self.training.method
+        hidden = method.private and (not method.local_privacy or method.sums_only)
+        return hidden and self.training.settings.privacy.rng == "secure"
+
     def cohort(self, number: int) -> list[int]:
-        """The clients of a round, as the run's seed draws them."""
+        """The clients of a round, as the run's seed draws them; where they are secret, the same ones every time."""
+        if self.secret_cohorts:
+            return list(range(self.training.cohort))
         settings, population = self.training.settings, self.training.federation.population
         return [int(k) for k in draw(settings.seed, number, population, self.training.cohort, settings.selection)]
 

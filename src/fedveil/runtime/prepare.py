@@ -23,6 +23,7 @@ from fedveil.core.method import Method
 from fedveil.core.parts import Moves, State
 from fedveil.core.round import BUFFERS, Shares
 from fedveil.core.walk import travel
+from fedveil.data.cohorts import usual_sizes
 from fedveil.local.attackers import Attackers, drawn
 from fedveil.local.batches import Batching, Drawing
 from fedveil.local.choice import Facts, choose
@@ -116,6 +117,7 @@ class Training:
         attack = [] if them is None else [f"{them.name}: {len(them.clients)} clients attack from round {them.onset} on"]
         return [
             *leak,
+            *self.method.transport.remarks(self.cohort),
             f"{self.method.name} on {f.name}: {f.population} clients with {sizes.min()} to {sizes.max()} examples, "
             f"{self.cohort} per round ({s.selection}), {s.rounds} rounds",
             f"{self.batching.describe(sizes)}; model of {self.objective.layout.dim:,} parameters; "
@@ -161,6 +163,7 @@ def prepare(
     if settings.stop.accuracy is not None and not federation.classes:
         raise Refused("stop.accuracy: there is no accuracy where the target is a number; use stop.patience")
     _refuse_leaks(settings, recipe, federation, objective)
+    recipe.transport.remarks(cohort)  # refuses a cohort that it cannot serve
     facts = Facts(objective, federation, batching, settings.sgd, settings.seed, settings.precision)
     engine, reason = choose(settings.engine, facts, recipe)
     attackers = _attackers(config, facts, recipe, settings.engine)
@@ -274,11 +277,14 @@ def maker(
     """The recipe that the configuration names, with its parts, as a function of the noise."""
     sizes = np.unique(federation.sizes)
     steps = {settings.batching.steps_for(int(size)) for size in sizes}
+    fewest, most = usual_sizes(federation.population, cohort, settings.selection)
     public: dict[str, Any] = {
         "server_lr": settings.server_lr,
         "server_momentum": settings.server_momentum,
         "batch": settings.batch,
         "cohort": cohort,
+        "fewest": fewest,
+        "most": most,
         "steps": steps.pop() if len(steps) == 1 else None,
         "travel": max(travel_of(settings, settings.batching, int(size)) for size in sizes),
     }

@@ -21,6 +21,10 @@ class Plain:
         """Every single upload, hence also their sum."""
         return frozenset({"each", "sum"})
 
+    def remarks(self, cohort: int) -> list[str]:
+        """Nothing: the rows of a statement assume that the server sees every upload."""
+        return []
+
     def carry(self, uploads: Mapping[str, Signal], weights: Tensor, ctx: Context) -> Delivery:
         """Hand over the matrices; weights are the aggregator's to apply."""
         rows = {name: signal.value for name, signal in uploads.items()}
