@@ -28,6 +28,9 @@ class Signal:
     public
         a part of ``value`` that the observer knows beforehand and that holds none of this noise, such as what drift
         correction added to a move; shrinkage leaves it alone (SPEC 3.2).
+    levels
+        where every value is one of two that the observer knows beforehand: the lower and the upper one, each of
+        shape ``(1, dim)``, so that one bit per value travels.
 
     >>> x = Signal(torch.ones(2, 3), bound=1.0, unit="record", noise_var=4.0)
     >>> y = x * 0.5
@@ -41,6 +44,7 @@ class Signal:
     noise_var: Tensor | float | None = 0.0
     released: bool = False
     public: Tensor | float = 0.0
+    levels: tuple[Tensor, Tensor] | None = None
 
     def __post_init__(self) -> None:
         if self.value.dim() != 2:
@@ -67,6 +71,7 @@ class Signal:
             bound=None if self.bound is None else largest * self.bound,
             noise_var=None if self.noise_var is None else self.noise_var * factor**2,
             public=self.public * factor,
+            levels=None,
         )
 
     __rmul__ = __mul__
@@ -86,7 +91,7 @@ class Signal:
 
     def shifted(self, public: Tensor | float) -> Signal:
         """Add a vector that the observer already knows: no fact changes."""
-        return replace(self, value=self.value + public)
+        return replace(self, value=self.value + public, levels=None)
 
     def rows_at(self, index: Tensor) -> Signal:
         """These rows, in this order."""
@@ -127,4 +132,5 @@ class Signal:
             bound=None if self.bound is None else self.bound * float(weights.abs().max()),
             noise_var=variance,
             public=(w @ self.public)[None, :] if isinstance(self.public, Tensor) else self.public,
+            levels=None,
         )

@@ -22,7 +22,8 @@ class Release:
 
     ``bound`` is the l2 sensitivity that was enforced, ``noise_std`` the deviation that was added, ``count`` how
     often; ``channel`` and ``slot`` say what left and where, ``clients`` whose data, each by itself (None: everybody's
-    together). ``claimed`` is a noise multiplier that a paper claims for records and that nobody proved.
+    together). ``claimed`` is a noise multiplier that a paper claims for records and that nobody proved. ``epsilon`` is
+    what each of the ``count`` releases costs where the mechanism is ε-private by itself, whatever it hides.
     """
 
     unit: Unit
@@ -35,6 +36,7 @@ class Release:
     clients: tuple[int, ...] | None = None
     count: int = 1
     claimed: float | None = None
+    epsilon: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +59,7 @@ class Context:
     each client's training examples. ``server`` is the stream of what the server draws. ``memory`` is what stages
     remember between rounds, made of released values only; ``previous`` is the mean move of the last round, released,
     without its public part.
+    ``weights`` is the global model (dim,) that clients start from.
     ``drawn`` stands for the streams where a step is replayed on a device. What parts put into ``log`` stands in the
     round's line of the event log.
     """
@@ -73,6 +76,7 @@ class Context:
     batches: Sequence[np.random.Generator] = ()
     previous: Tensor | None = None
     drawn: Drawn | None = None
+    weights: Tensor | None = None
     log: dict[str, Any] = field(default_factory=dict)
 
     def at(self, slot: Slot) -> Context:

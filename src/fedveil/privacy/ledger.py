@@ -48,6 +48,7 @@ class Line:
             "channel": r.channel,
             "count": r.count,
             "claimed": r.claimed,
+            "epsilon": r.epsilon,
             "clients": self.clients,
             "sampling": _sampling_to_json(self.sampling),
             "observers": self.observers,
@@ -59,7 +60,7 @@ class Line:
         clients = data["clients"]
         release = Release(
             data["unit"], data["bound"], data["noise_std"], data["mechanism"], data["slot"], data["channel"], round,
-            None, data["count"], data["claimed"],
+            None, data["count"], data["claimed"], data.get("epsilon"),
         )  # fmt: skip
         who = None if clients is None else tuple(clients)
         return cls(release, who, _sampling_from_json(data["sampling"]), tuple(data["observers"]))

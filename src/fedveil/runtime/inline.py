@@ -155,6 +155,7 @@ def _round(
             server=books.server_noise(number),
             batches=books.streams("batches", number, cohort),
             previous=server[PREVIOUS][None, :] if PREVIOUS in server else None,
+            weights=server["w"],
         )
         moves = training.engine.train(method, server, method.local.drift(held, server), ctx) if cohort else None
         uploads, memory = depart(method, moves or nobody(server["w"]), held, server, ctx)

@@ -250,6 +250,7 @@ def maker(
         "server_momentum": settings.server_momentum,
         "batch": settings.batch,
         "cohort": cohort,
+        "epsilon": settings.privacy.epsilon,
         "steps": steps.pop() if len(steps) == 1 else None,
         "travel": max(travel_of(settings, settings.batching, int(size)) for size in sizes),
     }
