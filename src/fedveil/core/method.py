@@ -171,8 +171,8 @@ class Method:
             )
         if self.private and not self.local_privacy:
             raise Refused(
-                f"{self.name}: {_name(self.transport)} averages what arrived, which noise at the server does not cover; "
-                "use a method whose clients add their own noise, such as ldp_fl, or transport=plain"
+                f"{self.name}: {_name(self.transport)} averages what arrived, which noise at the server does not "
+                "cover; use a method whose clients add their own noise, such as ldp_fl, or transport=plain"
             )
 
     def _check_slots(self) -> None:

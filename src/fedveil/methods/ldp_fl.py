@@ -41,11 +41,16 @@ def ldp_fl(
     """
     one_of("range", range, ("fixed", "adaptive"))
     if isinstance(transport, Shuffle):
-        given = {"split": split, "delay": delay}
-        transport = replace(transport, **{name: value for name, value in given.items() if value is not None})
+        transport = replace(
+            transport,
+            split=transport.split if split is None else split,
+            delay=transport.delay if delay is None else delay,
+        )
     elif split is not None or delay is not None:
         name = "delay" if split is None else "split"
-        raise Refused(f"{name}: only transport=shuffle sends parts on their own; set transport=shuffle, or leave it out")
+        raise Refused(
+            f"{name}: only transport=shuffle sends parts on their own; set transport=shuffle, or leave it out"
+        )
     ranges = Ranges(range, _numbers(radius), _numbers(centre), width)
     return Method(
         name="ldp_fl",

@@ -45,7 +45,7 @@ def rarest(epsilon: float) -> int:
 
 
 def reach(epsilon: float) -> float:
-    """k = (e^ε + 1)/(e^ε − 1): the two values are c ± r·k.
+    """K = (e^ε + 1)/(e^ε − 1): the two values are c ± r·k.
 
     >>> round(reach(1.0), 4)
     2.164
@@ -80,18 +80,17 @@ def share(epsilon: float) -> float:
 
 
 def piecewise(t: Floats, epsilon: float, rng: np.random.Generator) -> Floats:
-    """Wang et al. 2019, algorithm 2: uniform on [l, l + C − 1] with probability e^{ε/2}/(e^{ε/2} + 1), else on the rest.
+    """Wang et al. 2019, algorithm 2: uniform on [l, l + C − 1] with probability e^{ε/2}/(e^{ε/2} + 1), else beside it.
 
     C = (e^{ε/2} + 1)/(e^{ε/2} − 1), l = (C + 1)t/2 − (C − 1)/2; unbiased on [−1, 1], reports in [−C, C].
     """
     c = 1 / math.tanh(epsilon / 4)
-    low = (c + 1) / 2 * t - (c - 1) / 2
+    low: Floats = (c + 1) / 2 * t - (c - 1) / 2
     near = rng.random(t.shape) < 1 / (1 + math.exp(-epsilon / 2))
     u = rng.random(t.shape)
     # The rest is [−C, l) and (l + C − 1, C], of length C + 1 together: one stretch with the middle left out.
-    far = -c + u * (c + 1)
-    far += np.where(far < low, 0.0, c - 1)
-    return np.where(near, low + u * (c - 1), far)
+    rest = u * (c + 1) - c
+    return np.where(near, low + u * (c - 1), rest + np.where(rest < low, 0.0, c - 1))
 
 
 def hybrid(t: Floats, epsilon: float, rng: np.random.Generator) -> Floats:

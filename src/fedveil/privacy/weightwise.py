@@ -1,4 +1,4 @@
-"""Statement rows of uploads that are private weight by weight: what a paper calls ε, and what shuffling adds (SPEC 5)."""
+"""Statement rows of uploads that are private weight by weight: the paper's ε, and what shuffling adds (SPEC 5)."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ BY_LAYER = (
     "sum of their epsilons, and shuffling such reports amplifies nothing."
 )
 UNSEALED = (
-    "Parts were permuted in process and not sealed (transport.seal=false): a simulation of the shuffler's effect, which "
-    "hides nothing by itself."
+    "Parts were permuted in process and not sealed (transport.seal=false): a simulation of the shuffler's effect, "
+    "which hides nothing by itself."
 )
 TIMES = (
-    "The shuffler learns who takes part, and which weight a part is about, not what it says; it forwards a round's parts "
-    "together and in random order, so that times tell the server nothing about senders."
+    "The shuffler learns who takes part, and which weight a part is about, not what it says; it forwards a round's "
+    "parts together and in random order, so that times tell the server nothing about senders."
 )
 
 
 @dataclass(frozen=True)
 class Shuffled:
     """How reports were shuffled: parts of single weights or whole layers; a weight of which fewer than ``least`` of
-    the cohort's parts arrive is withheld by the shuffler."""
+    the cohort's parts arrive is withheld by the shuffler.
+    """
 
     by_weight: bool
     least: float

@@ -148,9 +148,7 @@ class Bookkeeper:
 
         client = accounts.worst_client(self.planner.unit) or 0
         coming = accounts.events(self.planner.lines([client], {}), self.planner.unit)
-        return rounds_left(
-            accounts.tally(self.planner.unit, client), coming, budget, privacy.delta, privacy.accountant
-        )
+        return rounds_left(accounts.tally(self.planner.unit, client), coming, budget, privacy.delta, privacy.accountant)
 
     def statement(self, notes: Sequence[str]) -> Statement:
         """The privacy statement of what has been charged so far."""

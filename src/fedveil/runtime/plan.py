@@ -145,7 +145,13 @@ def _one_round(training: Training, planner: Planner) -> float:
     memory = torch.zeros(len(cohort), server["w"].numel()).to(server["w"]) if method.local.remembers else None
     streams = [stream(seed, "trial", k) for k in cohort]
     ctx = Context(
-        1, training.objective.layout, cohort, streams, server=stream(seed, "trial"), batches=streams, weights=server["w"]
+        1,
+        training.objective.layout,
+        cohort,
+        streams,
+        server=stream(seed, "trial"),
+        batches=streams,
+        weights=server["w"],
     )
     with torch.random.fork_rng(devices=[]):
         moves = training.engine.train(method, server, method.local.drift(memory, server), ctx)

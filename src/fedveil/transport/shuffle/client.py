@@ -24,6 +24,6 @@ def departures(own: Times, slowest: float, delay: float, count: int, rng: np.ran
     """When each of ``count`` parts of each client leaves, shape (clients, count).
 
     A client that was ready after ``own`` seconds waits slowest − own + U(0, delay), a new draw for each part, so that
-    speed tells nobody who it is; one that is slower than ``slowest`` cannot wait, and stands out if its parts are taken.
+    speed tells nobody who it is; one that is slower than ``slowest`` cannot wait, and stands out where it is taken.
     """
     return np.maximum(own, slowest)[:, None] + rng.uniform(0.0, delay, (len(own), count))

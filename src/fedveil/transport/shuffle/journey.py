@@ -73,7 +73,9 @@ class Shuffle:
                 "give less, such as transport.least=0.8"
             )
         if self.apart and not self.seal:
-            raise Refused("transport.apart: a process of its own has nothing to do where nothing is sealed; set seal=true")
+            raise Refused(
+                "transport.apart: a process of its own has nothing to do where nothing is sealed; set seal=true"
+            )
 
     @property
     def reveals(self) -> frozenset[View]:

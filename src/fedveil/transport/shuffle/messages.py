@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import msgpack
 
@@ -101,17 +101,17 @@ def _unpack(kind: str, data: bytes, limit: int, types: Sequence[type]) -> list[A
     if found[1] != kind:
         raise Malformed(f"a message is of kind {found[1]!r}, not {kind!r}")
     for value, wanted in zip(found[2:], types, strict=True):
-        if type(value) is not wanted or (wanted is int and value < 0):
+        if type(value) is not wanted or (type(value) is int and value < 0):
             raise Malformed(f"a field of a message is no {wanted.__name__} from 0 on")
     return found[2:]
 
 
-def write_frame(stream: BinaryIO, data: bytes) -> None:
+def write_frame(stream: IO[bytes], data: bytes) -> None:
     """A message with its length before it."""
     stream.write(len(data).to_bytes(4, "big") + data)
 
 
-def read_frame(stream: BinaryIO) -> bytes | None:
+def read_frame(stream: IO[bytes]) -> bytes | None:
     """The next message; None at the end. A length beyond the limit is malformed before anything of it is read."""
     head = stream.read(4)
     if len(head) < 4:

@@ -35,10 +35,7 @@ class Codec:
 
     def encode(self, signal: Signal) -> list[list[bytes]]:
         """Reports of each client, a list of pieces for each."""
-        if self.levels is not None:
-            rows = (signal.value == self.levels[1]).cpu().numpy()
-        else:
-            rows = signal.value.cpu().numpy()
+        rows = self._rows(signal)
         if self.levels is not None and max(self.sizes) == 1:
             table = [b"\x00", b"\x01"]
             return [[table[bit] for bit in row] for row in rows.astype(np.uint8).tolist()]
@@ -46,6 +43,10 @@ class Codec:
         if self.levels is not None:
             pieces = [np.packbits(piece, axis=1, bitorder="little") for piece in pieces]
         return [[piece[i].tobytes() for piece in pieces] for i in range(len(rows))]
+
+    def _rows(self, signal: Signal) -> Rows:
+        value = signal.value if self.levels is None else signal.value == self.levels[1]
+        return value.cpu().numpy()
 
     def total(self, piece: int, reports: Sequence[bytes]) -> Rows:
         """What reports about one piece add up to in each coordinate: upper values counted, or numbers summed.
@@ -56,15 +57,15 @@ class Codec:
         raw = np.frombuffer(b"".join(reports), dtype=np.uint8).reshape(len(reports), -1)
         if self.levels is not None:
             bits = np.unpackbits(raw, axis=1, count=size, bitorder="little")
-            return bits.sum(axis=0, dtype=np.float64)
+            return np.asarray(bits.sum(axis=0, dtype=np.float64))
         return _ordered_sum(raw.copy().view(_NUMPY[self.dtype]))
 
     def summed(self, signal: Signal, arrived: np.ndarray[Any, np.dtype[np.bool_]]) -> Rows:
         """The same for all pieces at once, of the values whose pieces arrived, without any bytes."""
         mask = np.repeat(arrived, self.sizes, axis=1)
         if self.levels is not None:
-            return np.sum((signal.value == self.levels[1]).cpu().numpy() & mask, axis=0, dtype=np.float64)
-        return _ordered_sum(np.where(mask, signal.value.cpu().numpy(), 0))
+            return np.asarray(np.sum(self._rows(signal) & mask, axis=0, dtype=np.float64))
+        return _ordered_sum(np.where(mask, self._rows(signal), 0))
 
     def mean(self, totals: Rows, counts: Rows) -> Tensor:
         """The mean over what arrived, shape (1, dim); zero, which is no move, where nothing did."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from typing import BinaryIO, Protocol
+from typing import IO, Protocol
 
 import msgpack
 
 from fedveil.core.secret import secure_generator
-
 from fedveil.transport.shuffle.messages import (
     CLOSE,
     REPORT,
@@ -134,7 +133,7 @@ def envelope(sender: int, message: bytes) -> bytes:
     return sender.to_bytes(8, "big") + message
 
 
-def serve(reader: BinaryIO, writer: BinaryIO) -> None:
+def serve(reader: IO[bytes], writer: IO[bytes]) -> None:
     """One round over a pair of streams: an opening, enveloped parts, a closing; then the batches and a report."""
     first = read_frame(reader)
     shuffler = Shuffler(Open.decode(first or b""))
