@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil import __version__
+from fedveil.commands import budget
 from fedveil.core.errors import Refused
 
 USER_MISTAKE = 2
@@ -32,6 +33,7 @@ app = typer.Typer(
 
 bench = typer.Typer(no_args_is_help=True, help="Measure ours against the peers that are installed, side by side.")
 app.add_typer(bench, name="bench")
+app.add_typer(budget.app, name="budget")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as name=value.", show_default=False)]
 Place = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
@@ -163,40 +165,6 @@ def datasets(json: Json = None) -> None:
 
     needs = {name: "" if s.needs == "nothing" else f"; needs {s.needs}" for name, s in SOURCES.items()}
     _list("data", {name: f"{source.about}{needs[name]}" for name, source in SOURCES.items()}, json)
-
-
-@app.command()
-def budget(
-    epsilon: Annotated[float | None, typer.Option(help="The target; leave it out to compute it.")] = None,
-    noise: Annotated[float | None, typer.Option(help="Noise multiplier: deviation / sensitivity.")] = None,
-    steps: Annotated[int | None, typer.Option(help="How many releases.")] = None,
-    sampling: Annotated[float, typer.Option(help="Poisson rate at which a unit takes part in a release.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="Probability with which epsilon may fail.")] = 1e-5,
-    mechanism: Annotated[str, typer.Option(help="gaussian, laplace, discrete_gaussian or skellam.")] = "gaussian",
-    adjacency: Annotated[str, typer.Option(help="zero_out, add_remove or replace.")] = "zero_out",
-    plot: Annotated[Path | None, typer.Option(help="Also draw epsilon over steps into this HTML file.")] = None,
-    json: Json = None,
-    quiet: Quiet = False,
-) -> None:
-    """Compute the noise, the epsilon or the number of steps from the other two, by every accountant.
-
-    Examples:
-    `fedveil budget --noise 1.1 --steps 10000 --sampling 0.01`
-
-    `fedveil budget --epsilon 8 --steps 10000 --sampling 0.01 --plot budget.html`
-    """
-    from fedveil.report.budget_table import show_budget
-
-    show_budget(
-        Console(quiet=quiet),
-        given={"epsilon": epsilon, "multiplier": noise, "steps": steps},
-        sampling=sampling,
-        delta=delta,
-        mechanism=mechanism,
-        adjacency=adjacency,
-        plot=plot,
-        json=json,
-    )
 
 
 @bench.command()

@@ -115,7 +115,9 @@ def test_mixing_takes_the_bound_away_and_bucketing_shares_it():
     assert worst(bucketed, 8, 3, short=False) > 0.4
 
 
-@pytest.mark.parametrize(("rule", "n"), [(TrimmedMean(3), 8), (Median(), 8), (Median(), 9), (Bulyan(2), 11), (Krum(2), 8)])
+@pytest.mark.parametrize(
+    ("rule", "n"), [(TrimmedMean(3), 8), (Median(), 8), (Median(), 9), (Bulyan(2), 11), (Krum(2), 8)]
+)
 def test_no_result_is_longer_than_the_rule_says(rule, n):
     """Each coordinate of many is pushed by rows that spend all of their length on it."""
     rng = np.random.default_rng(1)

@@ -38,6 +38,8 @@ class Method:
 
     allow_leak
         whether a channel may leave the clients with no mechanism beside one that has one; then nothing is claimed.
+    epsilon_per_weight
+        what ``privacy.epsilon`` says where it is the mechanism's own, per weight and round, and no budget of the run.
 
     A method is ``private`` when some stage is a privacy mechanism; then everything that the server keeps must
     have passed one.
@@ -53,6 +55,7 @@ class Method:
     on_mean: Chain = field(default_factory=chain)
     weights: Weights = "uniform"
     allow_leak: bool = False
+    epsilon_per_weight: float | None = None
     private: bool = field(init=False)
     local_privacy: bool = field(init=False)
     """Every upload has passed a mechanism before it leaves the client: private towards the server as well."""
@@ -69,9 +72,10 @@ class Method:
                 f"{self.name}.weights: {_name(self.aggregate)} counts every upload once, since an attacker could claim "
                 "any number of examples; set weights=uniform"
             )
-        releases, local = self.rehearse(_DUMMY)
+        releases, local = self.rehearse(DUMMY)
         object.__setattr__(self, "private", bool(releases))
         object.__setattr__(self, "local_privacy", local)
+        self._check_unlinked()
 
     @property
     def derives(self) -> bool:
@@ -193,6 +197,20 @@ class Method:
         if not self.local.channels or self.local.channels[0] != MOVE:
             raise Refused(f"{self.name}: {_name(self.local)} must list {MOVE!r} as its first channel")
 
+    def _check_unlinked(self) -> None:
+        if not getattr(self.transport, "unlinks", False):
+            return
+        if self.weights != "uniform":
+            raise Refused(
+                f"{self.name}: {_name(self.transport)} loses whose upload is whose, so that all count alike; set "
+                "weights=uniform"
+            )
+        if self.private and not self.local_privacy:
+            raise Refused(
+                f"{self.name}: {_name(self.transport)} averages what arrived, which noise at the server does not "
+                "cover; use a method whose clients add their own noise, such as ldp_fl, or transport=plain"
+            )
+
     def _check_slots(self) -> None:
         if any(map(_looks_back, self.on_step)) and not self.local.drift_is_public:
             raise Refused(
@@ -210,7 +228,8 @@ class Method:
                     )
 
 
-_DUMMY = Layout(("matrix", "vector"), ((4, 3), (12,)))
+DUMMY = Layout(("matrix", "vector"), ((4, 3), (12,)))
+"""Stands for a model where parts are tried out before there is one."""
 
 
 def _looks_back(stage: object) -> bool:

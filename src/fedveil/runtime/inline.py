@@ -160,6 +160,7 @@ def _round(
             previous=server[PREVIOUS][None, :] if PREVIOUS in server else None,
             lenient=training.attackers is not None,
             chance=stream(settings.seed, "chance", number),
+            weights=server["w"],
         )
         moves, sent = _trained(training, server, held, ctx, books)
         down = len(cohort) * sum(v.numel() * v.element_size() for n, v in server.items() if _sent(method, n))
@@ -215,7 +216,6 @@ def _uploads(
         return uploads, memory, {}
     uploads, instead = training.attackers.send(uploads, ctx)
     return uploads, memory, instead
-
 
 
 def _commit(progress: Progress, after: _After, stop: Stop) -> None:

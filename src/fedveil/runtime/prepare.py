@@ -285,6 +285,7 @@ def maker(
         "cohort": cohort,
         "fewest": fewest,
         "most": most,
+        "epsilon": settings.privacy.epsilon,
         "steps": steps.pop() if len(steps) == 1 else None,
         "travel": max(travel_of(settings, settings.batching, int(size)) for size in sizes),
     }
