@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 import fedveil
+from fedveil.core.errors import Aborted
 from fedveil.core.federation import Federation
+from fedveil.core.parts import Delivery, View
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context, Release
 
@@ -113,3 +116,49 @@ class ToyClipEach:
 
     def summed(self, total: Tensor) -> Signal:
         return Signal(total, bound=self.norm, unit="record")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How many uploads stand in every sum, and how many of them belong to colluders."""
+
+    least: int
+    colluders: int
+
+
+@dataclass(frozen=True)
+class ModularSum:
+    """What secure aggregation comes to: whole numbers are summed modulo 2^bits, and only the sum is shown.
+
+    Of the clients ``lost`` do not arrive; ``max_lost`` more and the round is aborted.
+    """
+
+    bits: int = 18
+    max_lost: int = 0
+    colluding: int = 0
+    lost: int = 0
+    trust: str = "semi-honest"
+
+    @property
+    def reveals(self) -> frozenset[View]:
+        return frozenset({"sum"})
+
+    def remarks(self, cohort: int) -> list[str]:
+        return []
+
+    def plan(self, clients: int) -> Kept:
+        return Kept(clients - self.max_lost, self.colluding)
+
+    def carry(self, uploads: Mapping[str, Signal], weights: Tensor, ctx: Context) -> Delivery:
+        rows = next(iter(uploads.values())).rows
+        if self.lost > self.max_lost:
+            raise Aborted(f"{rows - self.lost} of {rows} uploads arrived; at least {rows - self.max_lost} are needed")
+        arrived = torch.arange(rows - self.lost)
+        sums = {}
+        for name, signal in uploads.items():
+            assert signal.grid is not None
+            whole = np.rint(signal.value[: len(arrived)].double().numpy() / signal.grid).astype(np.int64)
+            total = (whole % 2**self.bits).sum(0) % 2**self.bits
+            centred = np.where(total >= 2 ** (self.bits - 1), total - 2**self.bits, total)
+            sums[name] = torch.from_numpy(centred * signal.grid)[None, :].to(signal.value) * float(weights[0])
+        return Delivery(sums, rows * self.bits // 8, arrived)

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil import __version__
-from fedveil.bench.commands import secagg
+from fedveil.commands import budget
+from fedveil.commands.bench import secagg
 from fedveil.core.errors import Refused
 from fedveil.core.files import writable
 
@@ -35,6 +36,7 @@ app = typer.Typer(
 bench = typer.Typer(no_args_is_help=True, help="Measure ours against the peers that are installed, side by side.")
 app.add_typer(bench, name="bench")
 bench.command()(secagg)
+app.add_typer(budget.app, name="budget")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as name=value.", show_default=False)]
 Place = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
@@ -168,40 +170,6 @@ def datasets(json: Json = None) -> None:
     _list("data", {name: f"{source.about}{needs[name]}" for name, source in SOURCES.items()}, json)
 
 
-@app.command()
-def budget(
-    epsilon: Annotated[float | None, typer.Option(help="The target; leave it out to compute it.")] = None,
-    noise: Annotated[float | None, typer.Option(help="Noise multiplier: deviation / sensitivity.")] = None,
-    steps: Annotated[int | None, typer.Option(help="How many releases.")] = None,
-    sampling: Annotated[float, typer.Option(help="Poisson rate at which a unit takes part in a release.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="Probability with which epsilon may fail.")] = 1e-5,
-    mechanism: Annotated[str, typer.Option(help="gaussian, laplace, discrete_gaussian or skellam.")] = "gaussian",
-    adjacency: Annotated[str, typer.Option(help="zero_out, add_remove or replace.")] = "zero_out",
-    plot: Annotated[Path | None, typer.Option(help="Also draw epsilon over steps into this HTML file.")] = None,
-    json: Json = None,
-    quiet: Quiet = False,
-) -> None:
-    """Compute the noise, the epsilon or the number of steps from the other two, by every accountant.
-
-    Examples:
-    `fedveil budget --noise 1.1 --steps 10000 --sampling 0.01`
-
-    `fedveil budget --epsilon 8 --steps 10000 --sampling 0.01 --plot budget.html`
-    """
-    from fedveil.report.budget_table import show_budget
-
-    show_budget(
-        Console(quiet=quiet),
-        given={"epsilon": epsilon, "multiplier": noise, "steps": steps},
-        sampling=sampling,
-        delta=delta,
-        mechanism=mechanism,
-        adjacency=adjacency,
-        plot=plot,
-        json=json,
-    )
-
-
 @bench.command()
 def engine(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -247,6 +215,42 @@ def engine(
     show(console, report)
     if page is not None:
         write_bytes(page, pages.page([report]).encode())
+
+
+@bench.command()
+def aggregate(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(help="Threads for everybody; 0: all cores.")] = 0,
+    repeats: Annotated[int, typer.Option(help="Repetitions in which everybody takes a turn.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny, to see that it works.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write the results page to this Markdown file.")] = None,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Robust aggregation: every rule against byzfl's, torch.sort, a plain mean and a matrix product.
+
+    Examples:
+    `fedveil bench aggregate --quick`
+
+    `fedveil bench aggregate --json aggregate.json --page aggregation.md`
+    """
+    from fedveil.bench import aggregate as rules
+    from fedveil.core.files import write_bytes
+
+    writable(json)
+    writable(page, "--page")
+    console = Console(quiet=quiet)
+    options = rules.Options(device, threads, repeats, quick)
+    report = rules.run(options, json, lambda words: console.print(words, highlight=False))
+    found = Table("", "clients x parameters", "", "ms", "ours is faster by", box=SIMPLE)
+    for row in rules.rows(report):
+        found.add_row(*(cell.strip("*") for cell in row))
+    asked = Table("goal", "asked", "measured", "", box=SIMPLE)
+    for goal in rules.goals():
+        asked.add_row(*(cell.strip("*") for cell in rules.goal_row(goal, report)))
+    console.print(found, asked)
+    if page is not None:
+        write_bytes(page, rules.page([report]).encode())
 
 
 def _plan(config: dict[str, Any], quiet: bool, json: Path | None) -> None:

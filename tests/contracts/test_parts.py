@@ -8,7 +8,7 @@ from tests.support import blobs
 import fedveil
 from fedveil.core.method import Method
 from fedveil.core.signal import Signal
-from fedveil.runtime.build import build
+from fedveil.runtime.build import build_aggregate
 from fedveil.runtime.config import options, resolve
 from fedveil.runtime.prepare import prepare
 
@@ -17,12 +17,13 @@ AGGREGATORS = options("aggregate")
 
 
 def noise(name, sigma=1.0):
-    """A private method needs to be told how much noise it adds."""
-    return [f"sigma={sigma}"] if "sigma" in resolve([f"method={name}"])["method"] else []
+    """A private method needs to be told how much noise it adds, and shared noise a transport that shows sums alone."""
+    hidden = ["transport=masks"] if name == "ddp_fedavg" else []
+    return hidden + ([f"sigma={sigma}"] if "sigma" in resolve([f"method={name}"])["method"] else [])
 
 
 def aggregator(name):
-    return build(resolve([f"aggregate={name}"])["aggregate"], "aggregate")
+    return build_aggregate(resolve([f"aggregate={name}", "declared_f=1"])["aggregate"], 9)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -155,7 +155,8 @@ def train(out, *more, **settings):
 def test_a_run_equals_one_in_the_clear_to_the_step(tmp_path, method, settings):
     plain, masked = (train(tmp_path / t, method=method, transport=t, **settings) for t in ("plain", "masks"))
     far = max(
-        float((a - b).detach().abs().max()) for a, b in zip(plain.model.parameters(), masked.model.parameters(), strict=True)
+        float((a - b).detach().abs().max())
+        for a, b in zip(plain.model.parameters(), masked.model.parameters(), strict=True)
     )
     assert 0 < far < 3 * 8 * 2.0**-20
 

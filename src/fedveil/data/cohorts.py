@@ -11,6 +11,24 @@ from fedveil.data.raw import IntArray
 SELECTIONS = ("fixed", "poisson")
 
 
+RARE = 1e-3
+"""Poisson cohorts outside of :func:`usual_sizes` come this rarely, on either side."""
+
+
+def usual_sizes(population: int, cohort: int, selection: str) -> tuple[int, int]:
+    """The smallest and the largest cohort to be expected.
+
+    >>> usual_sizes(100, 20, "fixed"), usual_sizes(100, 20, "poisson")
+    ((20, 20), (9, 33))
+    """
+    if selection == "fixed" or cohort == population:
+        return cohort, cohort
+    from scipy.stats import binom  # half a second to load, which most runs do not need
+
+    low, high = (int(binom.ppf(p, population, cohort / population)) for p in (RARE, 1 - RARE))
+    return max(1, low), high
+
+
 def draw(
     seed: int,
     round: int,

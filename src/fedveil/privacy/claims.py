@@ -4,6 +4,10 @@
 and against everybody behind it (post-processing). *Central* ones are made by the server of everybody's data: they
 protect against the public only, and there the draw of the cohort amplifies, because the public does not see it.
 
+Where clients add their noise *together* and only the sum is shown, the releases are local ones: the server knows who
+took part. The public does not, and towards it the draw of clients amplifies; how many took part the noise betrays, so
+that a Poisson draw counts as one of its size (docs/decisions/013).
+
 A client-unit release also bounds the record unit, at twice the sensitivity: changing a record may turn the whole move
 into any other of the same length, which is replacing the client, not zeroing it (with several local steps this really
 happens: ``tests/methods/test_sensitivity.py``). A record-unit release says nothing about the client unit (group privacy
@@ -17,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from fedveil.core.errors import Refused
 from fedveil.core.signal import Unit
 from fedveil.privacy.events import Adjacency, Event, Poisson, Sampling, event_of, joint
 from fedveil.privacy.ledger import Entry, Line
@@ -54,6 +59,10 @@ class Accounts:
     of_client: dict[Unit, dict[int, Tally]] = field(default_factory=lambda: {"record": {}, "client": {}})
     of_all: dict[Unit, Tally] = field(default_factory=lambda: {"record": {}, "client": {}})
     hidden: bool = False
+    of_pool: dict[Unit, Tally] = field(default_factory=lambda: {"record": {}, "client": {}})
+    """Releases that clients make together, as the public sees them: it does not know whose shares are in them."""
+    alone: bool = False
+    """Some client has released something by itself, too."""
     unbounded: bool = False
     """Some local release has the record unit, so that nothing bounds a whole client."""
     _known: dict[tuple[frozenset[tuple[Event, int]], str], float] = field(default_factory=dict)
@@ -75,7 +84,10 @@ class Accounts:
                 for client in line.clients:
                     _merge(self.of_client[unit].setdefault(client, {}), self._event(line, unit))
             self.unbounded |= line.release.unit == "record"
+            self.alone |= line.release.pool is None
         for unit in UNITS:
+            for event in self._pooled(lines, unit):
+                _merge(self.of_pool[unit], event)
             for event in self._central(lines, unit):
                 _merge(self.of_all[unit], event)
 
@@ -95,11 +107,26 @@ class Accounts:
             clients = {k for x in coming for k in x.clients or ()} or self.of_client[unit]
             ours = {k: [x for x in coming if x.clients and k in x.clients] for k in clients}
             tallies = [self._after(self.tally(unit, k), self.events(ours[k], unit)) for k in clients]
-            return max((self._cost(t, accountant) for t in tallies), default=0.0)
+            worst = max((self._cost(t, accountant) for t in tallies), default=0.0)
+            return min(worst, self._hidden_among_all(unit, coming, accountant)) if observer == "public" else worst
         if not self.local and observer == "public":
             tally = self._after(self.of_all[unit], self.events(coming, unit))
             return self._cost(tally, accountant) if tally else math.inf
         return math.inf
+
+    def drawn(self, unit: Unit) -> bool:
+        """Whether it is the draw of clients that bounds what the public learns."""
+        return self._hidden_among_all(unit) < self.spent("server", unit)
+
+    def _hidden_among_all(self, unit: Unit, coming: Sequence[Line] = (), accountant: str | None = None) -> float:
+        """ε of everybody alike, by the draw of clients, where all releases are made together; else infinite."""
+        tally = self._after(self.of_pool[unit], self._pooled(coming, unit))
+        if not tally or self.alone or self.hidden or any(x.clients and x.release.pool is None for x in coming):
+            return math.inf
+        try:
+            return self._cost(tally, accountant or self.accountant)
+        except Refused:  # no theorem for this draw
+            return math.inf
 
     def tally(self, unit: Unit, client: int) -> Tally:
         """Everything that counts against one client (or against all of them alike)."""
@@ -134,7 +161,7 @@ class Accounts:
             if bound <= worst and self.accountant == "pld":
                 break
             worst = max(worst, self._cost(tally, self.accountant))
-        return worst
+        return min(worst, self._hidden_among_all(unit)) if observer == "public" else worst
 
     def cost(self, tally: Tally) -> float:
         """ε of these events, by the accountant in use."""
@@ -169,6 +196,12 @@ class Accounts:
         if all(e.mechanism == "gaussian" and e.sampling == events[0].sampling for e in events):
             return [joint(events)]
         return [replace(e, sampling=None) for e in events]  # no joint theorem: nothing is amplified
+
+    def _pooled(self, lines: Sequence[Line], unit: Unit) -> list[Event]:
+        """Releases that clients made together, amplified by the draw of clients if there is one in the round."""
+        pooled = [x for x in lines if x.release.pool is not None]
+        events = [event_of(x.release, x.sampling, self._neighbours(x, unit)) for x in pooled]
+        return events if len(events) < 2 else [replace(e, sampling=None) for e in events]
 
     def _cost(self, tally: Tally, accountant: str) -> float:
         key = (frozenset(tally.items()), accountant)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ import orjson
 
 from fedveil.core.errors import Refused
 from fedveil.core.files import write_bytes
-from fedveil.core.stage import Release
+from fedveil.core.stage import Pool, Release
 from fedveil.privacy.events import Poisson, Sampling, WithoutReplacement
 
 Status = Literal["charged", "interrupted"]
@@ -28,7 +28,8 @@ class Line:
     """One kind of release in one round: ``release`` (its ``clients`` left out) by each of ``clients``.
 
     ``clients`` is None for a release that the server makes of everybody's data. ``sampling`` is how the unit came
-    into the release: a record into a client's batch, or a client into the round's cohort. ``observers`` see it.
+    into the release: a record into a client's batch, or a client into the round's cohort (of a release that clients
+    make together as well). ``observers`` see it.
     """
 
     release: Release
@@ -48,6 +49,8 @@ class Line:
             "channel": r.channel,
             "count": r.count,
             "claimed": r.claimed,
+            "pool": None if r.pool is None else asdict(r.pool),
+            "epsilon": r.epsilon,
             "clients": self.clients,
             "sampling": _sampling_to_json(self.sampling),
             "observers": self.observers,
@@ -56,10 +59,10 @@ class Line:
     @classmethod
     def from_json(cls, data: dict[str, Any], round: int) -> Line:
         """The inverse of :meth:`to_json`."""
-        clients = data["clients"]
+        clients, pool = data["clients"], data["pool"]
         release = Release(
             data["unit"], data["bound"], data["noise_std"], data["mechanism"], data["slot"], data["channel"], round,
-            None, data["count"], data["claimed"],
+            None, data["count"], data["claimed"], None if pool is None else Pool(**pool), data["epsilon"],
         )  # fmt: skip
         who = None if clients is None else tuple(clients)
         return cls(release, who, _sampling_from_json(data["sampling"]), tuple(data["observers"]))
@@ -95,6 +98,7 @@ def lines_of(
     groups: dict[tuple[Release, Sampling], list[int | None]] = {}
     for (release, client), count in counts.items():
         sampling = samplings[client] if client is None or release.slot == "on_step" else None
+        sampling = samplings[None] if release.pool is not None else sampling
         groups.setdefault((replace(release, count=count), sampling), []).append(client)
     lines = []
     for (release, sampling), clients in groups.items():

@@ -22,6 +22,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -168,7 +169,31 @@ def _poisson_replace(q: float, z: float, orders: Array) -> Array:
     return curve
 
 
+def _drawn(event: Event, orders: Array) -> Array:
+    """Drawing without replacement, any mechanism (Wang, Balle and Kasiviswanathan 2019, theorem 9, with ε(∞) = ∞).
+
+    1 + γ²C(α,2)·min{4(e^{ε(2)} − 1), 2e^{ε(2)}} + Σ_{j≥3} 2γ^j C(α,j)·e^{(j−1)ε(j)}, integer orders α; ε(j) is the
+    curve for *replacing* one unit, since the one that is missing makes room for another. Orders up to 64.
+    """
+    gamma, unsampled = event.rate, replace(event, sampling=None, adjacency="replace")
+    top = 64
+    j = np.arange(2.0, top + 1)
+    moments = (j - 1) * plain(unsampled, j)
+    heads = math.log(2) + moments
+    heads[0] = min(math.log(4) + moments[0] + math.log(-math.expm1(-moments[0])), heads[0])
+    curve = np.full(len(orders), np.inf)
+    for i, a in enumerate(orders):
+        if a == math.floor(a) and 2 <= a <= top:
+            k = j[: int(a) - 1]
+            comb = gammaln(a + 1) - gammaln(k + 1) - gammaln(a - k + 1)
+            curve[i] = np.logaddexp(0.0, logsumexp(comb + k * math.log(gamma) + heads[: len(k)])) / (a - 1)
+    return curve
+
+
 def _without_replacement(event: Event, orders: Array) -> Array:
+    if event.mechanism in ("discrete_gaussian", "skellam"):
+        undrawn = replace(event, sampling=None)  # never amplifying is sound as well; zeroing then has sensitivity C
+        return np.asarray(np.minimum(_drawn(event, orders), plain(undrawn, orders)))
     if event.mechanism != "gaussian":
         raise Refused(
             f"rdp: drawing {event.mechanism} releases without replacement has no bound here; use Poisson sampling, "

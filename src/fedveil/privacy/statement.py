@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from fedveil.core.errors import Refused
 from fedveil.core.signal import Unit
+from fedveil.core.stage import Pool
 from fedveil.privacy.averaging import Averaging, averaged, claimed
 from fedveil.privacy.claims import OBSERVERS, UNITS, Accounts, Observer, Tally
 from fedveil.privacy.events import Poisson, Sampling, WithoutReplacement
@@ -156,11 +157,14 @@ def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Un
         return _nothing(observer, unit, _why_not(accounts, observer, unit, summed))
     trusted = "the server, which sees sums of uploads only, is trusted" if summed else "the server is trusted"
     counted = [x for x in lines if (x.clients is not None) == accounts.local]
-    mechanisms = dict.fromkeys(f"{x.release.mechanism} ({x.release.unit})" for x in counted)
-    samplings = _samplings(counted)
+    mechanisms = dict.fromkeys(_mechanism(x) for x in counted)
+    drawn = observer == "public" and accounts.drawn(unit)
+    samplings = _samplings(counted if drawn else [_undrawn(x) for x in counted])
     spread = accounts.spread(unit)
     note = ""
-    if spread is not None:
+    if drawn:
+        note = "the draw of clients counts only while it stays secret from the public, and losses are independent of it"
+    elif spread is not None:
         note = (
             f"the worst of {spread.clients} clients that released anything; by rdp they range from {spread.least:.3g} "
             f"over {spread.median:.3g} (median) to {spread.worst:.3g}"
@@ -175,11 +179,14 @@ def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Un
         )
     else:
         note = trusted
-    if unit == "record" and any(x.release.unit == "client" for x in counted):
+    if unit == "record" and any(x.release.unit == "client" and x.release.epsilon is None for x in counted):
         note += (
             "; a record may turn its client's whole move into another, so it is counted as replacing the client: twice "
             "the sensitivity"
         )
+    pools = [x.release.pool for x in counted if x.release.pool is not None]
+    if pools:
+        note += "; " + _shared(pools, {x.release.mechanism for x in counted})
     return Row(
         observer,
         unit,
@@ -190,6 +197,33 @@ def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Un
         samplings,
         accounts.accountant,
         note,
+    )
+
+
+THEOREMS = {
+    "skellam": "Agarwal, Kairouz and Liu 2021, whose shares add up to a Skellam",
+    "discrete_gaussian": "Kairouz, Liu and Steinke 2021, theorem 1 on sums of discrete Gaussians",
+}
+
+
+def _mechanism(line: Line) -> str:
+    together = "" if line.release.pool is None else ", shared by clients"
+    return f"{line.release.mechanism} ({line.release.unit}{together})"
+
+
+def _undrawn(line: Line) -> Line:
+    """The line without a draw that is no secret here."""
+    return line if line.release.pool is None else replace(line, sampling=None)
+
+
+def _shared(pools: Sequence[Pool], mechanisms: Iterable[str]) -> str:
+    """Whose noise counts, and under which trust."""
+    honest, colluding = min(p.honest for p in pools), max(p.colluding for p in pools)
+    by, least = "; ".join(THEOREMS[m] for m in sorted(mechanisms)), min(p.honest + p.colluding for p in pools)
+    return (
+        f"every sum holds at least {least} uploads, at most a = {colluding} clients "
+        f"collude with the observer, and the noise of n_min = {honest} honest ones is counted ({by}); "
+        + "; ".join(dict.fromkeys(p.trust for p in pools))
     )
 
 
@@ -224,6 +258,10 @@ def _why_not(accounts: Accounts, observer: str, unit: str, summed: bool) -> str:
 
 def _samplings(lines: Sequence[Line]) -> str:
     """Every way in which units came into these releases; Poisson rates that differ by client as a range."""
+    sizes = sorted({x.sampling.size for x in lines if isinstance(x.sampling, WithoutReplacement)})
+    if len(sizes) > 2:
+        drawn = next(x.sampling for x in lines if isinstance(x.sampling, WithoutReplacement))
+        return f"{sizes[0]} to {sizes[-1]} of {drawn.population} clients without replacement"
     rates = sorted({x.sampling.rate for x in lines if isinstance(x.sampling, Poisson)})
     if len(rates) < 3:
         return "; ".join(dict.fromkeys(_words(x.sampling, x.release.unit) for x in lines))

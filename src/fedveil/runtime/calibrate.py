@@ -90,12 +90,14 @@ def _search(training: Training, make: Callable[[Multiplier], Method], kind: Kind
     assert privacy.epsilon is not None
 
     @lru_cache(maxsize=256)
-    def multipliers(sigma: float) -> tuple[float, ...]:
+    def noises(sigma: float) -> tuple[Event, ...]:
         planner = Planner(replace(training, method=make(sigma)))
-        lines = planner.lines([0], {})
-        return tuple(e.multiplier for e in planner.accounts().events(lines, planner.unit))
+        return tuple(planner.accounts().events(planner.lines([0], {}), planner.unit))
 
     def at(sigma: float) -> dict[Event, int]:
-        return {replace(event, multiplier=z): count for (event, count), z in zip(kind, multipliers(sigma), strict=True)}
+        return {
+            replace(event, multiplier=noise.multiplier, grid_std=noise.grid_std): count
+            for (event, count), noise in zip(kind, noises(sigma), strict=True)
+        }
 
     return smallest_multiplier(at, privacy.epsilon, privacy.delta, privacy.accountant)

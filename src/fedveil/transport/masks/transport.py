@@ -69,6 +69,12 @@ class Masks:
         """The sum."""
         return frozenset({"sum"})
 
+    @property
+    def trust(self) -> str:
+        """What hides single uploads, for a statement."""
+        server = "a server that may lie about who dropped out" if self.active_server else "a semi-honest server"
+        return f"secure aggregation by masks against {server}"
+
     def plan(self, clients: int) -> Plan:
         """The parameters of a round to which this many clients are invited."""
         return choose(

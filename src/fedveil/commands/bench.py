@@ -1,4 +1,4 @@
-"""Benchmarks as commands; what they need is imported when they run."""
+"""Benchmarks that stand in files of their own; what they need is imported when they run."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""Distributed against central differential privacy: the same budget, nobody trusted."""
