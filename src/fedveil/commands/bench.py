@@ -35,7 +35,7 @@ def secagg(
     writable(json)
     writable(page, "--page")
     console = Console(quiet=quiet)
-    tiny = Options(lengths=(2000, 4000), clients=min(clients, 30), repeats=2, peer_repeats=1, quick=True)
+    tiny = Options(lengths=(2000, 4000), clients=min(clients, 12), repeats=2, peer_repeats=1, quick=True)
     options = tiny if quick else Options(clients=clients, repeats=repeats)
     report = run(options, lambda words: console.print(words, highlight=False))
     table = Table("goal", "asked", "measured", "", box=SIMPLE, title="Secure aggregation", title_justify="left")
