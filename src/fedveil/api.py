@@ -25,7 +25,7 @@ from fedveil.runtime.inline import Listener, train
 from fedveil.runtime.model import OWN, Task, build_objective, first_line
 from fedveil.runtime.prepare import Training, build_federation, prepare
 from fedveil.runtime.result import Result
-from fedveil.runtime.settings import Settings
+from fedveil.runtime.settings import GROUPS, Settings
 
 
 def run(
@@ -56,7 +56,14 @@ def run(
         elif value is not None:
             own[name] = value
     for name, value in settings.items():
-        values += _flat(name, value)
+        group = name in GROUPS
+        if group and isinstance(value, str):
+            texts.append(f"{name}={value}")
+        elif group and isinstance(value, Mapping) and "name" in value:
+            texts.append(f"{name}={value['name']}")
+            values += _flat(name, {k: v for k, v in value.items() if k != "name"})
+        else:
+            values += _flat(name, value)
     return start(resolve([*texts, *overrides], values), out=out, listeners=listeners, **own)
 
 

@@ -15,7 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil import __version__
+from fedveil.commands import budget, keys
+from fedveil.commands.bench import secagg
 from fedveil.core.errors import Refused
+from fedveil.core.files import writable
 
 USER_MISTAKE = 2
 INTERRUPTED = 130
@@ -32,8 +35,9 @@ app = typer.Typer(
 
 bench = typer.Typer(no_args_is_help=True, help="Measure ours against the peers that are installed, side by side.")
 app.add_typer(bench, name="bench")
-keys = typer.Typer(no_args_is_help=True, help="The key centre of `transport=he` (masks need none).")
-app.add_typer(keys, name="keys")
+bench.command()(secagg)
+app.add_typer(budget.app, name="budget")
+app.add_typer(keys.app, name="keys")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as name=value.", show_default=False)]
 Place = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
@@ -73,7 +77,7 @@ def run(
 
     `fedveil run method=dp_scaffold_stein privacy.epsilon=8 rounds=5 --plan`
     """
-    _writable(json)
+    writable(json)
     with _preparing(quiet) as ready:
         from fedveil.runtime.config import expand, resolve
 
@@ -104,7 +108,7 @@ def resume(folder: Place, quiet: Quiet = False, json: Json = None) -> None:
     from fedveil import api
     from fedveil.runtime.interrupt import terminable
 
-    _writable(json)
+    writable(json)
     with terminable():
         result = _interruptible(folder, lambda: api.resume(folder, listeners=_listeners(quiet)))
     _conclude(result, quiet, json)
@@ -167,40 +171,6 @@ def datasets(json: Json = None) -> None:
     _list("data", {name: f"{source.about}{needs[name]}" for name, source in SOURCES.items()}, json)
 
 
-@app.command()
-def budget(
-    epsilon: Annotated[float | None, typer.Option(help="The target; leave it out to compute it.")] = None,
-    noise: Annotated[float | None, typer.Option(help="Noise multiplier: deviation / sensitivity.")] = None,
-    steps: Annotated[int | None, typer.Option(help="How many releases.")] = None,
-    sampling: Annotated[float, typer.Option(help="Poisson rate at which a unit takes part in a release.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="Probability with which epsilon may fail.")] = 1e-5,
-    mechanism: Annotated[str, typer.Option(help="gaussian, laplace, discrete_gaussian or skellam.")] = "gaussian",
-    adjacency: Annotated[str, typer.Option(help="zero_out, add_remove or replace.")] = "zero_out",
-    plot: Annotated[Path | None, typer.Option(help="Also draw epsilon over steps into this HTML file.")] = None,
-    json: Json = None,
-    quiet: Quiet = False,
-) -> None:
-    """Compute the noise, the epsilon or the number of steps from the other two, by every accountant.
-
-    Examples:
-    `fedveil budget --noise 1.1 --steps 10000 --sampling 0.01`
-
-    `fedveil budget --epsilon 8 --steps 10000 --sampling 0.01 --plot budget.html`
-    """
-    from fedveil.report.budget_table import show_budget
-
-    show_budget(
-        Console(quiet=quiet),
-        given={"epsilon": epsilon, "multiplier": noise, "steps": steps},
-        sampling=sampling,
-        delta=delta,
-        mechanism=mechanism,
-        adjacency=adjacency,
-        plot=plot,
-        json=json,
-    )
-
-
 @bench.command()
 def engine(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -233,8 +203,8 @@ def engine(
     from fedveil.bench.terminal import measure, show
     from fedveil.core.files import write_bytes
 
-    _writable(json)
-    _writable(page, "--page")
+    writable(json)
+    writable(page, "--page")
     if reports:
         if page is None or json is not None:
             raise Refused("--from: it only writes a page from saved reports; add --page FILE, and leave --json out")
@@ -248,24 +218,40 @@ def engine(
         write_bytes(page, pages.page([report]).encode())
 
 
-@keys.command()
-def new(
-    clients: Annotated[int, typer.Option("--clients", help="The largest number of clients in a round.")],
-    out: Annotated[Path, typer.Option("--out", help="A new folder, with one inside for each party.")],
-    reach: Annotated[float, typer.Option("--reach", help="The largest size of a coordinate.")] = 16.0,
+@bench.command()
+def aggregate(
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    threads: Annotated[int, typer.Option(help="Threads for everybody; 0: all cores.")] = 0,
+    repeats: Annotated[int, typer.Option(help="Repetitions in which everybody takes a turn.")] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny, to see that it works.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write the results page to this Markdown file.")] = None,
+    json: Json = None,
+    quiet: Quiet = False,
 ) -> None:
-    """Deal a public key, and a share of the secret key to each of two servers; the secret itself is never written.
+    """Robust aggregation: every rule against byzfl's, torch.sort, a plain mean and a matrix product.
 
-    `fedveil keys new --clients 10 --out keys/`
+    Examples:
+    `fedveil bench aggregate --quick`
+
+    `fedveil bench aggregate --json aggregate.json --page aggregation.md`
     """
-    from fedveil.transport.he.keys import deal, write
-    from fedveil.transport.he.parameters import Parameters
+    from fedveil.bench import aggregate as rules
+    from fedveil.core.files import write_bytes
 
-    write(deal(Parameters(clients, reach)), out)
-    print(
-        f"Written: {out}\nGive {out / 'clients'} to the clients, {out / 'controller'} and {out / 'computer'} to two "
-        "servers that do not work together, over channels that nobody else reads; then delete all of it here."
-    )
+    writable(json)
+    writable(page, "--page")
+    console = Console(quiet=quiet)
+    options = rules.Options(device, threads, repeats, quick)
+    report = rules.run(options, json, lambda words: console.print(words, highlight=False))
+    found = Table("", "clients x parameters", "", "ms", "ours is faster by", box=SIMPLE)
+    for row in rules.rows(report):
+        found.add_row(*(cell.strip("*") for cell in row))
+    asked = Table("goal", "asked", "measured", "", box=SIMPLE)
+    for goal in rules.goals():
+        asked.add_row(*(cell.strip("*") for cell in rules.goal_row(goal, report)))
+    console.print(found, asked)
+    if page is not None:
+        write_bytes(page, rules.page([report]).encode())
 
 
 def _plan(config: dict[str, Any], quiet: bool, json: Path | None) -> None:
@@ -326,12 +312,6 @@ def _interruptible(place: Path | list[Path], work: Any) -> Any:
         where = f"; go on with `fedveil resume {folder}`" if folder else ""
         print(f"interrupted{where}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _writable(path: Path | None, option: str = "--json") -> None:
-    """Refuse before the work, not after it, when its outcome could not be written."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise Refused(f"{option}: there is no folder {path.absolute().parent}; create it or give another path")
 
 
 def _listeners(quiet: bool) -> list[Any]:

@@ -171,3 +171,17 @@ def test_a_precision_that_the_engine_lacks_is_refused_not_ignored(monkeypatch):
     assert ours.with_precision("float32") == {}
     with pytest.raises(Refused, match="leave --precision out"):
         ours.with_precision("tf32")
+
+
+def test_parts_of_one_report_are_joined(report, tmp_path):
+    whole = json.loads(report.read_text())
+    paths = []
+    for i, (name, row) in enumerate(whole["scenarios"].items()):
+        part = whole | {"scenarios": {name: row}, "whole": whole["whole"] if i == 0 else {}}
+        paths.append(tmp_path / f"{i}.json")
+        paths[-1].write_text(json.dumps(part))
+    other = tmp_path / "gpu.json"
+    other.write_text(json.dumps(whole | {"about": whole["about"] | {"machine": "another"}}))
+    first, second = read([*paths, other])
+    assert first["scenarios"] == whole["scenarios"] and first["whole"] == whole["whole"]
+    assert second["about"]["machine"] == "another"

@@ -8,7 +8,7 @@ from tests.support import blobs
 import fedveil
 from fedveil.core.method import Method
 from fedveil.core.signal import Signal
-from fedveil.runtime.build import build
+from fedveil.runtime.build import build_aggregate
 from fedveil.runtime.config import options, resolve
 from fedveil.runtime.prepare import prepare
 
@@ -23,7 +23,7 @@ def noise(name, sigma=1.0):
 
 
 def aggregator(name):
-    return build(resolve([f"aggregate={name}"])["aggregate"], "aggregate")
+    return build_aggregate(resolve([f"aggregate={name}", "declared_f=1"])["aggregate"], 9)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -1,5 +1,6 @@
 """Training a cohort at once equals training one client after another (DESIGN 3)."""
 
+from collections import Counter
 from functools import cache
 
 import numpy as np
@@ -9,6 +10,7 @@ from tests.local.engines import Reader, assert_alike, images, sentences, train
 from tests.support import ToyClip, blobs
 
 import fedveil
+from fedveil.core import team
 from fedveil.core.stage import chain
 from fedveil.local.engine import Diverged
 from fedveil.methods.fedavg import fedavg
@@ -52,6 +54,44 @@ def test_folding_equals_the_sequential_engine(model, method, walk):
     folded = trained(model, method, walk, "fold")
     assert folded.training.engine.name == "fold"
     assert_alike(folded, trained(model, method, walk, "sequential"))
+
+
+@pytest.mark.parametrize("engine", ["fold", "vmap", "sequential"])
+@pytest.mark.parametrize("method", ["scaffold", "dp_fedavg_local-step_noise", "dp_fed_stein-step_noise_step_jse"])
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_threads_change_no_result(model, method, engine, monkeypatch):
+    """Each thread has clients of its own, and clients their own streams."""
+    alone = trained(model, method, "poisson", engine)
+    shared = []
+    monkeypatch.setattr("fedveil.core.team._Job.take", counted(shared))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        together = trained.__wrapped__(model, method, "poisson", engine)
+    finally:
+        torch.set_num_threads(before)
+    assert len(shared) >= 2
+    assert_alike(together, alone)
+    assert charged(together.releases) == charged(alone.releases)
+
+
+def charged(releases):
+    """How often each client released what in which round."""
+    counts = Counter()
+    for r in releases:
+        for client in r.clients or (None,):
+            counts[r.round, client, r.slot, r.mechanism, r.bound, r.noise_std] += r.count
+    return counts
+
+
+def counted(calls):
+    take = team._Job.take
+
+    def counting(job, hand):
+        calls.append(hand)
+        take(job, hand)
+
+    return counting
 
 
 @pytest.mark.parametrize("walk", WALKS)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import kstest
 
+import fedveil.privacy.noise as noise_module
 from fedveil.core.errors import Refused
 from fedveil.core.signal import Signal
 from fedveil.core.stage import chain
@@ -61,6 +63,49 @@ def test_a_row_draws_from_its_own_stream_only(make, at):
         assert torch.equal(alone.value[0], together.value[row])
 
 
+@pytest.fixture(params=["compiled", "torch"])
+def built(request, monkeypatch):
+    """With and without the kernel that is compiled where there is a compiler."""
+    if request.param == "torch":
+        monkeypatch.setattr(noise_module, "kernel", None)
+    elif noise_module.kernel is None:
+        reason = "the noise kernel was not compiled; is there a C compiler?"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dim", [LONG + 1, BLOCK + 3, 3 * BLOCK])
+def test_the_compiled_kernel_gives_the_noise_that_torch_gives(dim, dtype, at, monkeypatch):
+    if noise_module.kernel is None:
+        pytest.skip("the noise kernel was not compiled")
+    value = torch.linspace(-3, 3, 2 * dim, dtype=dtype).view(2, dim)
+    signal, grid = Signal(value, bound=1.0, unit="client"), power_of_two(FINE)
+    compiled = gaussian(1.0)(signal, at(2)).value
+    monkeypatch.setattr(noise_module, "kernel", None)
+    plain = gaussian(1.0)(signal, at(2)).value
+    apart = (compiled.double() - plain.double()).abs()
+    # Logarithms and cosines differ in their last bits, which now and then rounds to the next place on the grid.
+    assert float(apart.max()) <= grid * (1 + 1e-6)
+    assert float((apart > 0).double().mean()) < 1e-3
+    assert torch.equal(compiled.double() / grid, (compiled.double() / grid).round())
+
+
+def test_the_kernel_refuses_what_does_not_fit():
+    if noise_module.kernel is None:
+        pytest.skip("the noise kernel was not compiled")
+    wide, narrow = np.zeros(4), np.zeros(4, dtype=np.float32)
+    for wrong in ((wide, narrow, wide, 1.0), (narrow[:3], narrow, wide, 1.0), (narrow, narrow, narrow, 1.0)):
+        with pytest.raises(ValueError, match="onto"):
+            noise_module.kernel.onto(*wrong)
+    with pytest.raises(ValueError, match="float64"):
+        noise_module.kernel.box_muller(narrow, 1.0)
+    edge = np.array([0.0, 1 - 2.0**-53, 0.5, 0.0, 0.25, 1 - 2.0**-53])
+    noise_module.kernel.box_muller(edge, 1.0)
+    assert np.isfinite(edge).all()
+    assert np.abs(edge).max() < 8.7
+
+
+@pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("dim", [LONG - 1, LONG, LONG + 1, BLOCK + 3])
 def test_long_rows_are_normal_and_their_own(dim, at):
     """Long rows are drawn another way: the same law, and still from one's own stream only."""

@@ -19,6 +19,19 @@ class Mean:
         """The sum."""
         return "sum"
 
+    @property
+    def weighted(self) -> bool:
+        """Yes."""
+        return True
+
+    @property
+    def least(self) -> int:
+        """One upload has a mean."""
+        return 1
+
+    def check(self, rows: int) -> None:
+        """Any cohort will do."""
+
     def __call__(self, uploads: Signal, weights: Tensor) -> Signal:
         """One row: the weighted mean, with its facts."""
         return uploads.mean(weights)

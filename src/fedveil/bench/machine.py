@@ -14,6 +14,7 @@ import torch
 
 import fedveil
 from fedveil.local.precision import products
+from fedveil.privacy.noise import kernel
 
 REPEATS = 7
 
@@ -29,6 +30,7 @@ def about(device: str, threads: int, precision: str) -> dict[str, Any]:
         "machine": card or _cpu(),
         "threads": threads,
         "precision": precision,
+        "noise kernel": "compiled" if kernel is not None else "not compiled: no compiler was found at installation",
     }
 
 

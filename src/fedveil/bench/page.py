@@ -39,8 +39,8 @@ RULES = """\
 
 
 def read(paths: Sequence[Path]) -> list[Report]:
-    """Reports that were saved as JSON."""
-    found = []
+    """Reports that were saved as JSON; parts of one, measured on the same machine with ``--only``, are joined."""
+    found: list[Report] = []
     for path in paths:
         try:
             report = json.loads(path.read_text())
@@ -49,7 +49,12 @@ def read(paths: Sequence[Path]) -> list[Report]:
             raise Refused(
                 f"{path}: is no report of `fedveil bench engine` ({problem}); give the file of --json"
             ) from None
-        found.append(report)
+        same = next((known for known in found if known["about"] == report["about"]), None)
+        if same is None:
+            found.append(report)
+        else:
+            for part in ("scenarios", "whole", "growth", "convolutions", "seconds"):
+                same[part] |= report[part]
     return found
 
 
@@ -81,6 +86,7 @@ def _section(report: Report) -> Iterator[str]:
         f"FedVeil {about['fedveil']}, torch {about['torch']}, Python {about['python']}. Largest matrix products: "
         + ", ".join(f"{name} {_flops(value)}" for name, value in report["peaks"].items())
         + "."
+        + (f" Noise kernel: {about['noise kernel'].split(':')[0]}." if "noise kernel" in about else "")
     )
     if report.get("quick"):
         yield ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 import torch
@@ -38,6 +38,8 @@ class Method:
 
     allow_leak
         whether a channel may leave the clients with no mechanism beside one that has one; then nothing is claimed.
+    epsilon_per_weight
+        what ``privacy.epsilon`` says where it is the mechanism's own, per weight and round, and no budget of the run.
 
     A method is ``private`` when some stage is a privacy mechanism; then everything that the server keeps must
     have passed one.
@@ -53,6 +55,7 @@ class Method:
     on_mean: Chain = field(default_factory=chain)
     weights: Weights = "uniform"
     allow_leak: bool = False
+    epsilon_per_weight: float | None = None
     private: bool = field(init=False)
     local_privacy: bool = field(init=False)
     """Every upload has passed a mechanism before it leaves the client: private towards the server as well."""
@@ -64,9 +67,15 @@ class Method:
         one_of(f"{self.name}.weights", self.weights, ("uniform", "examples"))
         self._check_views()
         self._check_slots()
-        releases, local = self.rehearse(_DUMMY)
+        if self.weights == "examples" and not self.aggregate.weighted:
+            raise Refused(
+                f"{self.name}.weights: {_name(self.aggregate)} counts every upload once, since an attacker could claim "
+                "any number of examples; set weights=uniform"
+            )
+        releases, local = self.rehearse(DUMMY)
         object.__setattr__(self, "private", bool(releases))
         object.__setattr__(self, "local_privacy", local)
+        self._check_unlinked()
 
     @property
     def derives(self) -> bool:
@@ -80,7 +89,12 @@ class Method:
 
     @property
     def looks_back(self) -> bool:
-        """Whether a stage asks for the mean move of the last round."""
+        """Whether a stage or the aggregator asks for the mean move of the last round."""
+        return _looks_back(self.aggregate) or self.sends_back
+
+    @property
+    def sends_back(self) -> bool:
+        """Whether clients are told the mean move of the last round: a stage asks for it."""
         slots = (self.on_step, self.on_delta, self.on_upload, self.on_mean)
         return any(_looks_back(stage) for slot in slots for stage in slot)
 
@@ -115,7 +129,8 @@ class Method:
     ) -> tuple[list[Release], bool]:
         """Push a dummy client through every slot, refuse parts that do not fit; what it released, and whether
         every upload had passed a mechanism before it left the client. The mean is
-        over ``cohort`` clients alike; ``known`` is what stages remember by now; ``client`` is whose noise it has.
+        over ``cohort`` clients alike (a robust rule gets as many rows); ``known`` is what stages remember by now;
+        ``client`` is whose noise it has.
         """
         w = torch.zeros(layout.dim)
         server = self.local.start(w)
@@ -132,6 +147,10 @@ class Method:
             rows = {name: s.value for name, s in uploads.items()}  # one row is its own sum, so no transport is needed
             if "each" not in self.transport.reveals:
                 rows = {name: value / cohort for name, value in rows.items()}
+            elif not self.aggregate.weighted:
+                count = max(self.aggregate.least, 1 if uploads[MOVE].released else cohort)
+                rows = {name: value.expand(count, -1) for name, value in rows.items()}
+                shares = replace(shares, weights=torch.full((count,), 1.0 / count))
             land(self, uploads, Delivery(rows, 0), shares, server, ctx)
         except Refused:
             raise
@@ -178,6 +197,20 @@ class Method:
         if not self.local.channels or self.local.channels[0] != MOVE:
             raise Refused(f"{self.name}: {_name(self.local)} must list {MOVE!r} as its first channel")
 
+    def _check_unlinked(self) -> None:
+        if not getattr(self.transport, "unlinks", False):
+            return
+        if self.weights != "uniform":
+            raise Refused(
+                f"{self.name}: {_name(self.transport)} loses whose upload is whose, so that all count alike; set "
+                "weights=uniform"
+            )
+        if self.private and not self.local_privacy:
+            raise Refused(
+                f"{self.name}: {_name(self.transport)} averages what arrived, which noise at the server does not "
+                "cover; use a method whose clients add their own noise, such as ldp_fl, or transport=plain"
+            )
+
     def _check_slots(self) -> None:
         if any(map(_looks_back, self.on_step)) and not self.local.drift_is_public:
             raise Refused(
@@ -195,7 +228,8 @@ class Method:
                     )
 
 
-_DUMMY = Layout(("matrix", "vector"), ((4, 3), (12,)))
+DUMMY = Layout(("matrix", "vector"), ((4, 3), (12,)))
+"""Stands for a model where parts are tried out before there is one."""
 
 
 def _looks_back(stage: object) -> bool:

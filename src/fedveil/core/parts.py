@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
 from fedveil.core.signal import Signal
@@ -171,6 +172,42 @@ class Aggregator(Protocol):
         """What the rule must see."""
         ...
 
+    @property
+    def weighted(self) -> bool:
+        """Whether it uses the weights; if not, every upload counts once, and their number must be no secret."""
+        ...
+
+    @property
+    def least(self) -> int:
+        """The fewest uploads that it takes."""
+        ...
+
+    def check(self, rows: int) -> None:
+        """Refuse a cohort of so many clients when a run is built."""
+        ...
+
     def __call__(self, uploads: Signal, weights: Tensor) -> Signal:
         """One row from ``(clients, dim)``; the weights sum to one."""
+        ...
+
+
+@runtime_checkable
+class Randomised(Protocol):
+    """An aggregator that draws something in every round."""
+
+    def drawn(self, rng: np.random.Generator) -> Aggregator:
+        """The rule of one round, the same for all channels; ``rng`` is the server's."""
+        ...
+
+
+@runtime_checkable
+class Controller(Protocol):
+    """An aggregator that looks at a round's moves, and at what it remembers, before it says which rule they get."""
+
+    def init(self) -> State:
+        """What it knows before the first round."""
+        ...
+
+    def choose(self, memory: Mapping[str, Tensor], moves: Signal, ctx: Context) -> tuple[Aggregator, State]:
+        """The rule for all channels of this round, and what to remember; the reason goes to ``ctx.log``."""
         ...

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
-from fedveil.core.errors import Refused
-from fedveil.core.parts import MOVE, Delivery, Moves, State, Uploads
+from fedveil.core.errors import Aborted, Refused
+from fedveil.core.intake import Instead, faults
+from fedveil.core.parts import MOVE, Aggregator, Controller, Delivery, Moves, Randomised, State, Uploads
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 
@@ -21,6 +23,11 @@ public), kept where a stage looks back at it."""
 
 BUFFERS = "buffers"
 """The channel of running statistics of normalisation layers; plain averaging, never under privacy."""
+
+LEARNED = "aggregate."
+"""What a controller remembers stands under such names in the server's state; it is never sent to clients."""
+
+MISSING = "uploads are missing, and the noise at the server was planned for all of them"
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +98,30 @@ class Shares:
         return replace(self, weights=kept / total, travel=travel, share=self.share * total)
 
 
-def arrive(method: Method, uploads: Uploads, shares: Shares, server: State, ctx: Context) -> Arrival:
-    """The journey and the server's half of a round; ``ctx`` is that of the clients."""
+def arrive(
+    method: Method,
+    uploads: Uploads,
+    shares: Shares,
+    server: State,
+    ctx: Context,
+    instead: Instead | None = None,
+) -> Arrival:
+    """The journey and the server's half of a round; ``ctx`` is that of the clients.
+
+    Rows that the server cannot use, and those of which something else arrived (``instead``), take no part: they are
+    logged, the others' weights sum to one without them, and a round that nobody is left of is aborted.
+    """
+    kept: Tensor | None = None
+    if found := faults(uploads, instead or {}):
+        ctx.log["excluded"] = [{"client": ctx.clients[row], "why": why} for row, why in found.items()]
+        kept = torch.tensor([row for row in range(uploads[MOVE].rows) if row not in found], dtype=torch.long)
+        if not len(kept) and not method.fixed_divisor:
+            whys = ", ".join(dict.fromkeys(found.values()))
+            raise Aborted(f"the server could use none of {len(found)} uploads ({whys}); lower lr, or mend the clients")
+        if method.fixed_divisor and not method.aggregate.weighted:
+            raise Aborted(MISSING)
+        uploads = {name: signal.rows_at(kept) for name, signal in uploads.items()}
+        shares, ctx = shares.of(kept, fixed=method.fixed_divisor), ctx.ordered(kept.tolist())
     came = uploads[MOVE].rows > 0
     if not came:
         # Nobody came, which must not show: one client whose move is zero leaves the same sum, and the same noise.
@@ -102,7 +131,12 @@ def arrive(method: Method, uploads: Uploads, shares: Shares, server: State, ctx:
     delivery = method.transport.carry(uploads, shares.weights, ctx)
     if not came:
         delivery = replace(delivery, bytes_up=0)
-    return land(method, uploads, delivery, shares, server, ctx)
+    arrival = land(method, uploads, delivery, shares, server, ctx)
+    if kept is None:
+        return arrival
+    if not came:
+        return replace(arrival, arrived=kept)
+    return replace(arrival, arrived=kept if arrival.arrived is None else kept[arrival.arrived])
 
 
 def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, server: State, ctx: Context) -> Arrival:
@@ -111,11 +145,13 @@ def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, s
     ``on_upload`` is post-processing of each upload: it acts here where the server derives other channels from the
     upload as it was sent, and otherwise before the upload leaves.
     """
-    arrived, kept = delivery.arrived, 1.0
+    arrived, kept, learned = delivery.arrived, 1.0, State()
     if delivery.weight is not None and not method.fixed_divisor:
         kept = delivery.weight
     if arrived is not None:
         fixed = method.fixed_divisor
+        if fixed and not method.aggregate.weighted:
+            raise Aborted(MISSING)
         if delivery.weight is None and not fixed:
             kept = float(shares.weights[arrived].sum())
         shares = shares.of(arrived, fixed=fixed)
@@ -126,7 +162,8 @@ def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, s
         if method.derives:
             rows |= method.local.derive(rows[MOVE], shares.travel, server)
             rows[MOVE] = method.on_upload(rows[MOVE], ctx.at("on_upload"))
-        mean = {name: method.aggregate(signal, shares.weights) for name, signal in rows.items()}
+        rule, learned = _rule(method, rows[MOVE], server, ctx)
+        mean = {name: rule(signal, shares.weights) for name, signal in rows.items()}
     else:
         mean = {name: uploads[name].mean(shares.weights, value / kept) for name, value in delivery.uploads.items()}
     ctx = ctx.at_server()
@@ -144,4 +181,21 @@ def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, s
     if method.looks_back:
         # This round's correction is added to it again wherever it is read, so that the last one's must go.
         after[PREVIOUS] = (mean[MOVE].value - mean[MOVE].public)[0]
-    return Arrival(after | ctx.memory, mean, delivery.bytes_up, arrived)
+    return Arrival(after | ctx.memory | learned, mean, delivery.bytes_up, arrived)
+
+
+def _rule(method: Method, moves: Signal, server: State, ctx: Context) -> tuple[Aggregator, State]:
+    """The aggregator of this round, and what the server is to remember of choosing it."""
+    rule = method.aggregate
+    if isinstance(rule, Controller):
+        if moves.bound is not None and not moves.released and len(method.on_mean):
+            raise Refused(
+                f"{method.name}: the aggregator chooses its rule by looking at uploads before any noise, which noise "
+                "at the server does not cover; let the clients add the noise, or use one rule for all rounds"
+            )
+        known = {n.removeprefix(LEARNED): v for n, v in server.items() if n.startswith(LEARNED)}
+        chosen, found = rule.choose(known or rule.init(), moves, ctx)
+        return chosen, {LEARNED + name: value for name, value in found.items()}
+    if isinstance(rule, Randomised) and ctx.server is not None:
+        rule = rule.drawn(ctx.server)
+    return rule, {}

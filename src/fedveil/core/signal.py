@@ -31,6 +31,9 @@ class Signal:
     grid
         every value is a whole multiple of this number, as integer noise needs it: a transport that sums modulo 2^b
         carries such rows exactly (SPEC 6.3); None: real numbers.
+    levels
+        where every value is one of two that the observer knows beforehand: the lower and the upper one, each of
+        shape ``(1, dim)``, so that one bit per value travels.
 
     >>> x = Signal(torch.ones(2, 3), bound=1.0, unit="record", noise_var=4.0)
     >>> y = x * 0.5
@@ -45,6 +48,7 @@ class Signal:
     released: bool = False
     public: Tensor | float = 0.0
     grid: float | None = None
+    levels: tuple[Tensor, Tensor] | None = None
 
     def __post_init__(self) -> None:
         if self.value.dim() != 2:
@@ -72,6 +76,7 @@ class Signal:
             noise_var=None if self.noise_var is None else self.noise_var * factor**2,
             public=self.public * factor,
             grid=None if self.grid is None or isinstance(factor, Tensor) else self.grid * abs(factor) or None,
+            levels=None,
         )
 
     __rmul__ = __mul__
@@ -92,7 +97,7 @@ class Signal:
 
     def shifted(self, public: Tensor | float) -> Signal:
         """Add a vector that the observer already knows: no fact changes."""
-        return replace(self, value=self.value + public, grid=None)
+        return replace(self, value=self.value + public, grid=None, levels=None)
 
     def rows_at(self, index: Tensor) -> Signal:
         """These rows, in this order."""
@@ -134,4 +139,5 @@ class Signal:
             noise_var=variance,
             public=(w @ self.public)[None, :] if isinstance(self.public, Tensor) else self.public,
             grid=None,
+            levels=None,
         )

@@ -39,7 +39,8 @@ class Release:
     ``bound`` is the l2 sensitivity that was enforced, ``noise_std`` the deviation that was added, ``count`` how
     often; ``channel`` and ``slot`` say what left and where, ``clients`` whose data, each by itself (None: everybody's
     together). ``claimed`` is a noise multiplier that a paper claims for records and that nobody proved. ``pool``: the
-    deviation is that of the sum of many clients' shares.
+    deviation is that of the sum of many clients' shares. ``epsilon`` is what each of the ``count`` releases costs where
+    the mechanism is ε-private by itself, whatever it hides.
     """
 
     unit: Unit
@@ -53,6 +54,7 @@ class Release:
     count: int = 1
     claimed: float | None = None
     pool: Pool | None = None
+    epsilon: float | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,8 +78,10 @@ class Context:
     remember between rounds, made of released values only; ``previous`` is the mean move of the last round, released,
     without its public part.
     ``chance`` is the stream of what happens to a simulated round from outside, such as who drops out of it.
+    ``weights`` is the global model (dim,) that clients start from.
     ``drawn`` stands for the streams where a step is replayed on a device. What parts put into ``log`` stands in the
-    round's line of the event log.
+    round's line of the event log. Where it is ``lenient``, a client whose training diverged is left to the server,
+    which excludes what it sends; otherwise the run ends with that client's number.
     """
 
     round: int
@@ -93,7 +97,9 @@ class Context:
     previous: Tensor | None = None
     drawn: Drawn | None = None
     chance: np.random.Generator | None = None
+    weights: Tensor | None = None
     log: dict[str, Any] = field(default_factory=dict)
+    lenient: bool = False
 
     def at(self, slot: Slot) -> Context:
         """The same context at another slot, writing to the same list of releases."""

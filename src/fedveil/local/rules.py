@@ -78,6 +78,41 @@ class FedAvg:
 
 
 @dataclass(frozen=True)
+class Momentum(FedAvg):
+    """FedAvg whose clients send m_k ← β·m_k + (1 − β)·Δ and keep m_k between rounds (Karimireddy et al. 2021).
+
+    Averaging over its own past makes an honest client's upload steadier, so that an attacker's stands out; a robust
+    rule without such a memory can be led astray a little in every round. Made of released moves only, m_k is released.
+    """
+
+    client_momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fraction(client_momentum=self.client_momentum)
+
+    @property
+    def remembers(self) -> bool:
+        """Each client keeps m_k."""
+        return True
+
+    def pack(self, delta: Signal, raw: Signal, travel: Tensor, memory: Tensor | None, server: State) -> Packed:
+        """Upload m_k; it holds noise of many rounds, whose variance is not followed. Bounds hold: β + (1 − β) = 1."""
+        assert memory is not None
+        kept = self.client_momentum * memory + (1.0 - self.client_momentum) * delta.value
+        variance = delta.noise_var
+        silent = variance is not None and not bool(torch.as_tensor(variance).any())
+        return {MOVE: replace(delta, value=kept, noise_var=0.0 if silent else None)}, kept
+
+
+def averaging(server_lr: float, server_momentum: float, client_momentum: float) -> FedAvg:
+    """FedAvg, with momentum at the clients where it is asked for."""
+    if client_momentum == 0:
+        return FedAvg(server_lr, server_momentum)
+    return Momentum(server_lr, server_momentum, client_momentum)
+
+
+@dataclass(frozen=True)
 class Scaffold(FedAvg):
     """Karimireddy et al. 2020, option II: steps follow g + c − c_k; the client keeps c_k between rounds.
 

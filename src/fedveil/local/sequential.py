@@ -156,7 +156,9 @@ class Sequential:
         loss = (total / max(seen, 1)).double().cpu()
         buffers = self.objective.buffers
         kept = read_buffers(hand.objective.module, buffers) if buffers.dim else None
-        if not method.private:  # who diverged is the client's secret; a clip or the global check deals with it
+        if not (
+            method.private or ctx.lenient
+        ):  # who diverged is the client's secret; a clip or the global check deals with it
             check_finite(ctx.round, client, loss, delta)
         return _Trained(loss, len(ends), walk.facts(), own.releases, kept)
 

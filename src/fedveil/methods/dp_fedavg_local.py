@@ -7,7 +7,7 @@ from typing import Unpack
 from fedveil.aggregate.mean import Mean
 from fedveil.core.method import Method
 from fedveil.core.parts import Aggregator, Transport
-from fedveil.local.rules import FedAvg
+from fedveil.local.rules import averaging
 from fedveil.methods.noisy import PLAIN, LocalNoise, slots, variant
 from fedveil.transport.plain import Plain
 
@@ -17,6 +17,7 @@ def dp_fedavg_local(
     algorithm_variant: str | int = "step_noise",
     server_lr: float = 1.0,
     server_momentum: float = 0.0,
+    client_momentum: float = 0.0,
     transport: Transport = Plain(),
     aggregate: Aggregator = Mean(),
     **noise: Unpack[LocalNoise],
@@ -25,7 +26,7 @@ def dp_fedavg_local(
     chosen = variant(algorithm_variant, PLAIN)
     return Method(
         name=f"dp_fedavg_local/{chosen}",
-        local=FedAvg(server_lr, server_momentum),
+        local=averaging(server_lr, server_momentum, client_momentum),
         transport=transport,
         aggregate=aggregate,
         **slots(chosen, None, **noise),

@@ -173,8 +173,11 @@ def joint(events: Iterable[Event]) -> Event:
 def event_of(release: Release, sampling: Sampling = None, adjacency: Adjacency = "zero_out") -> Event:
     """A ledger line as an event: multiplier = noise std / enforced sensitivity, as the noise stages wrote them.
 
-    ``laplace`` lines carry the l1 sensitivity and a standard deviation of √2 times the scale.
+    ``laplace`` lines carry the l1 sensitivity and a standard deviation of √2 times the scale. A line with an ε of its
+    own holds for any two inputs, so that adjacency does not matter and nothing is doubled.
     """
+    if release.epsilon is not None:
+        return Event("pure", 1 / release.epsilon, None, release.count, "replace")
     if release.mechanism not in MECHANISMS or release.mechanism == "pure":
         raise Refused(f"release: {release.mechanism!r} is no noise mechanism of this room; build its Event yourself")
     multiplier = release.noise_std / release.bound

@@ -50,6 +50,7 @@ class Line:
             "count": r.count,
             "claimed": r.claimed,
             "pool": None if r.pool is None else asdict(r.pool),
+            "epsilon": r.epsilon,
             "clients": self.clients,
             "sampling": _sampling_to_json(self.sampling),
             "observers": self.observers,
@@ -58,10 +59,10 @@ class Line:
     @classmethod
     def from_json(cls, data: dict[str, Any], round: int) -> Line:
         """The inverse of :meth:`to_json`."""
-        clients = data["clients"]
+        clients, pool = data["clients"], data["pool"]
         release = Release(
             data["unit"], data["bound"], data["noise_std"], data["mechanism"], data["slot"], data["channel"], round,
-            None, data["count"], data["claimed"], None if data["pool"] is None else Pool(**data["pool"]),
+            None, data["count"], data["claimed"], None if pool is None else Pool(**pool), data["epsilon"],
         )  # fmt: skip
         who = None if clients is None else tuple(clients)
         return cls(release, who, _sampling_from_json(data["sampling"]), tuple(data["observers"]))

@@ -7,25 +7,15 @@ for experiments, and the privacy statement says so.
 
 from __future__ import annotations
 
-import secrets
 from typing import Literal
 
 import numpy as np
-from randomgen import ChaCha
 
 from fedveil.core.errors import Refused, one_of
+from fedveil.core.secret import secure_generator
 from fedveil.core.streams import stream
 
 Rng = Literal["secure", "seeded"]
-
-
-def secure_generator() -> np.random.Generator:
-    """A generator that nobody can repeat; every call gives a fresh one.
-
-    >>> secure_generator().random() != secure_generator().random()
-    True
-    """
-    return np.random.Generator(ChaCha(key=secrets.randbits(256), rounds=20))
 
 
 def generator(rng: str, seed: int | None = None, *path: str | int) -> np.random.Generator:
@@ -36,3 +26,6 @@ def generator(rng: str, seed: int | None = None, *path: str | int) -> np.random.
     if seed is None:
         raise Refused("rng: 'seeded' has no seed; give one, or use rng: secure")
     return stream(seed, *path)
+
+
+__all__ = ["Rng", "generator", "secure_generator"]

@@ -179,7 +179,7 @@ def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Un
         )
     else:
         note = trusted
-    if unit == "record" and any(x.release.unit == "client" for x in counted):
+    if unit == "record" and any(x.release.unit == "client" and x.release.epsilon is None for x in counted):
         note += (
             "; a record may turn its client's whole move into another, so it is counted as replacing the client: twice "
             "the sensitivity"

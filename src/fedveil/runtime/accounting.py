@@ -15,6 +15,7 @@ import torch
 
 from fedveil.aggregate.mean import Mean
 from fedveil.core.errors import Refused
+from fedveil.core.parts import Transport
 from fedveil.core.scale import Scale
 from fedveil.core.stage import Release
 from fedveil.core.streams import stream
@@ -25,10 +26,12 @@ from fedveil.privacy.ledger import Entry, Ledger, Line
 from fedveil.privacy.noise import Gaussian, PerClient
 from fedveil.privacy.rng import secure_generator
 from fedveil.privacy.statement import Statement
+from fedveil.privacy.weightwise import Shuffled, weightwise
 from fedveil.runtime.checkpoint import Progress
 from fedveil.runtime.folder import Folder
 from fedveil.runtime.planning import Planner
 from fedveil.runtime.prepare import LEAK, Training
+from fedveil.transport.shuffle import Shuffle
 
 
 class Bookkeeper:
@@ -126,7 +129,7 @@ class Bookkeeper:
             "epsilon": value,
             "observer": self.planner.observer,
             "unit": self.planner.unit,
-            "budget": self.privacy.epsilon,
+            "budget": self.planner.budget,
         }
         return out | {"delta": self.privacy.delta, "accountant": accountant}
 
@@ -136,16 +139,14 @@ class Bookkeeper:
 
     def rounds_left(self) -> int | None:
         """How many more rounds the budget covers for the client that has spent most, were it in all of them."""
-        privacy, accounts = self.privacy, self.accounts
-        if privacy.epsilon is None or not self.training.method.private:
+        privacy, accounts, budget = self.privacy, self.accounts, self.planner.budget
+        if budget is None or not self.training.method.private:
             return None
         from fedveil.privacy.search import rounds_left
 
         client = accounts.worst_client(self.planner.unit) or 0
         coming = accounts.events(self.planner.lines([client], {}), self.planner.unit)
-        return rounds_left(
-            accounts.tally(self.planner.unit, client), coming, privacy.epsilon, privacy.delta, privacy.accountant
-        )
+        return rounds_left(accounts.tally(self.planner.unit, client), coming, budget, privacy.delta, privacy.accountant)
 
     def statement(self, notes: Sequence[str]) -> Statement:
         """The privacy statement of what has been charged so far."""
@@ -187,7 +188,16 @@ def state(planner: Planner, accounts: Accounts, entries: Sequence[Entry], notes:
     if method.allow_leak:
         return Statement.void(LEAK, notes)
     summed = "each" not in method.transport.reveals
-    return Statement.of(accounts, entries, notes, rng=privacy.rng, averaging=averaging(planner.training), summed=summed)
+    averages = averaging(planner.training)
+    statement = Statement.of(accounts, entries, notes, rng=privacy.rng, averaging=averages, summed=summed)
+    return weightwise(statement, entries, privacy.delta, shuffled(method.transport))
+
+
+def shuffled(transport: Transport) -> Shuffled | None:
+    """What the statement says about the shuffler, where there is one."""
+    if not isinstance(transport, Shuffle):
+        return None
+    return Shuffled(transport.split == "weight", transport.least, transport.seal)
 
 
 MANY = 1000

@@ -10,8 +10,11 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedveil.aggregate.before import before
+from fedveil.aggregate.rule import check_byzantine
 from fedveil.core.arguments import fit
 from fedveil.core.errors import Refused, suggest
+from fedveil.core.parts import Aggregator
 
 
 def locate(path: str, setting: str) -> Callable[..., Any]:
@@ -48,6 +51,27 @@ def build(node: Mapping[str, Any], group: str, **given: Any) -> Any:
     builder = locate(str(node["build"]), f"{group}.build")
     own = {k: v for k, v in node.items() if k not in ("build", "open")}
     return call(builder, group, own, given)
+
+
+def build_aggregate(node: Mapping[str, Any], cohort: int, momentum: float = 0.0) -> Aggregator:
+    """The rule that the node names, with what comes before it; refused where such a cohort is too small for it.
+
+    ``momentum`` is that of the clients, which a detector's starting thresholds depend on.
+    """
+    own = dict(node)
+    shared = {name: own.pop(name, None) for name in ("declared_f", "before", "bucket", "norm_bound")}
+    byzantine = fit("declared_f", shared["declared_f"], int | None)
+    asked = inspect.signature(locate(str(own["build"]), "aggregate.build")).parameters.get("byzantine")
+    if byzantine is not None or (asked is not None and asked.default is asked.empty):
+        check_byzantine(str(own["build"]).split(":")[0].split(".")[-1], byzantine)
+    given = {} if byzantine is None else {"byzantine": byzantine}
+    rule: Aggregator = build(own, "aggregate", cohort=cohort, momentum=momentum, **given)
+    names = fit("aggregate.before", shared["before"], str | list[str] | None)
+    if names:
+        bucket = fit("aggregate.bucket", shared["bucket"], int)
+        radius = fit("aggregate.norm_bound", shared["norm_bound"], float | None)
+        rule = before(rule, names, byzantine=byzantine, bucket=bucket, norm_bound=radius)
+    return rule
 
 
 def call(builder: Callable[..., Any], group: str, own: Mapping[str, Any], given: Mapping[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from fedveil.runtime.settings import GROUPS
 
 Config = dict[str, Any]
 
-ALIASES = {"global_lr": "server_lr"}
+ALIASES = {"global_lr": "server_lr", "declared_f": "aggregate.declared_f"}
 
 
 def options(group: str) -> list[str]:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fedveil.core.federation import Examples
 from fedveil.core.parts import State
 from fedveil.local.objective import Loss
+from fedveil.local.poison import Trigger
 from fedveil.runtime.prepare import Training
 
 Accuracies = np.ndarray[Any, np.dtype[np.float64]]
@@ -30,6 +31,16 @@ def test_scores(training: Training, server: State) -> dict[str, float | None]:
     """Scores of the global model on the common test set."""
     test = _placed(training, training.federation.test)
     return score(training.engine.outputs(server, test.x), test.y, training.objective.loss)
+
+
+def attack_success(training: Training, server: State) -> dict[str, float]:
+    """How often a backdoor's trigger leads to its target class, over test examples of all others; no entry without."""
+    attackers = training.attackers
+    if attackers is None or not isinstance(attackers.attack.poison, Trigger):
+        return {}
+    tried = _placed(training, attackers.attack.poison.tried(training.federation.test))
+    hits = training.engine.outputs(server, tried.x).argmax(1).eq(tried.y)
+    return {"attack_success": float(hits.double().mean())}
 
 
 def accuracy_by_client(training: Training, server: State) -> Accuracies | None:

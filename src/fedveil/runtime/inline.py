@@ -15,8 +15,10 @@ from torch import Tensor
 
 from fedveil.core.errors import Aborted, Refused
 from fedveil.core.files import write_bytes
-from fedveil.core.parts import Moves, State
-from fedveil.core.round import PREVIOUS, arrive, depart, nobody
+from fedveil.core.intake import Instead
+from fedveil.core.method import Method
+from fedveil.core.parts import Moves, State, Uploads
+from fedveil.core.round import LEARNED, PREVIOUS, arrive, depart, nobody
 from fedveil.core.stage import Context
 from fedveil.core.streams import stream
 from fedveil.data.cohorts import draw
@@ -24,7 +26,7 @@ from fedveil.local.engine import Diverged
 from fedveil.privacy.ledger import Line
 from fedveil.runtime.accounting import Bookkeeper
 from fedveil.runtime.checkpoint import Progress, load_progress, save_progress
-from fedveil.runtime.evaluate import accuracy_by_client, spread, test_scores
+from fedveil.runtime.evaluate import accuracy_by_client, attack_success, spread, test_scores
 from fedveil.runtime.folder import Folder, write_json
 from fedveil.runtime.interrupt import undivided
 from fedveil.runtime.memory import Memory
@@ -156,14 +158,16 @@ def _round(
             server=books.server_noise(number),
             batches=books.streams("batches", number, cohort),
             previous=server[PREVIOUS][None, :] if PREVIOUS in server else None,
+            lenient=training.attackers is not None,
             chance=stream(settings.seed, "chance", number),
+            weights=server["w"],
         )
-        moves = training.engine.train(method, server, method.local.drift(held, server), ctx) if cohort else None
-        down = len(cohort) * sum(v.numel() * v.element_size() for v in server.values())
+        moves, sent = _trained(training, server, held, ctx, books)
+        down = len(cohort) * sum(v.numel() * v.element_size() for n, v in server.items() if _sent(method, n))
         record |= {"bytes_down": down} | (_measures(moves) if moves else {})
         try:
-            uploads, memory = depart(method, moves or nobody(server["w"]), held, server, ctx)
-            arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx)
+            uploads, memory, instead = _uploads(training, sent, server, held, ctx)
+            arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx, instead)
         except Aborted as why:  # charged all the same: what clients released may have been seen
             record["aborted"], memory = str(why), None
         else:
@@ -174,15 +178,44 @@ def _round(
                 memory = None if memory is None else memory[arrival.arrived.to(memory.device)]
         record |= ctx.log
         if not torch.isfinite(server["w"].sum()):
-            raise Diverged(number, None, "a weight")
+            if training.attackers is None:
+                raise Diverged(number, None, "a weight")
+            record["aborted"], memory, server = "the new model is not finite", None, progress.server
     if number == settings.rounds or number % settings.evaluate.every == 0:
-        record |= test_scores(training, server)
+        record |= test_scores(training, server) | attack_success(training, server)
         record["client_accuracy"] = spread(accuracy_by_client(training, server))
     record["epsilon"] = books.spent()
     record["seconds"] = time.perf_counter() - started
     # What early stopping looks at: higher is better.
     quality = record["accuracy"] if federation.classes or record["loss"] is None else -record["loss"]
     return _After(server, cohort, memory, record["seconds"], quality), record
+
+
+def _trained(
+    training: Training, server: State, held: Tensor | None, ctx: Context, books: Bookkeeper
+) -> tuple[Moves | None, Moves | None]:
+    """The moves of a cohort (None: nobody came) as honest clients make them, and as dishonest ones change theirs."""
+    method, attackers = training.method, training.attackers
+    if not ctx.clients:
+        return None, None
+    drift = method.local.drift(held, server)
+    moves = training.engine.train(method, server, drift, ctx)
+    if attackers is None:
+        return moves, moves
+    return moves, attackers.retrain(
+        method, server, drift, moves, ctx, lambda what, clients: books.streams(what, ctx.round, clients)
+    )
+
+
+def _uploads(
+    training: Training, moves: Moves | None, server: State, held: Tensor | None, ctx: Context
+) -> tuple[Uploads, Tensor | None, Instead]:
+    """What leaves the clients: uploads, their new memory, and what arrives instead of some."""
+    uploads, memory = depart(training.method, moves or nobody(server["w"]), held, server, ctx)
+    if training.attackers is None:
+        return uploads, memory, {}
+    uploads, instead = training.attackers.send(uploads, ctx)
+    return uploads, memory, instead
 
 
 def _commit(progress: Progress, after: _After, stop: Stop) -> None:
@@ -202,6 +235,11 @@ def _commit(progress: Progress, after: _After, stop: Stop) -> None:
         progress.stopped = f"the test accuracy reached {quality:.4f} (stop.accuracy={stop.accuracy})"
     elif stop.patience is not None and progress.stale >= stop.patience:
         progress.stopped = f"{progress.stale} evaluations without a better test score (stop.patience)"
+
+
+def _sent(method: Method, name: str) -> bool:
+    """Whether clients get this part of the server's state."""
+    return method.sends_back if name == PREVIOUS else not name.startswith(LEARNED)
 
 
 def _measures(moves: Moves) -> Record:
@@ -229,10 +267,16 @@ def _client_facts(training: Training) -> Record:
 
 
 def _notes(training: Training) -> list[str]:
-    if not training.settings.stop.wanted:
-        return []
-    declared = "was declared public" if training.settings.stop.public_test else "was used"
-    return [f"The test set {declared} to decide when to stop."]
+    notes = []
+    if training.attackers is not None and training.method.private:
+        notes.append(
+            f"{len(training.attackers.clients)} clients attacked ({training.attackers.name}, simulated). The ledger "
+            "and this statement speak of honest clients: what an attacker sends need not be clipped, nor hold noise."
+        )
+    if training.settings.stop.wanted:
+        declared = "was declared public" if training.settings.stop.public_test else "was used"
+        notes.append(f"The test set {declared} to decide when to stop.")
+    return notes
 
 
 def _finish(training: Training, progress: Progress, folder: Folder, books: Bookkeeper, stopped: str | None) -> Record:
@@ -245,8 +289,9 @@ def _finish(training: Training, progress: Progress, folder: Folder, books: Bookk
     statement = books.statement(_notes(training))
     write_json(folder.statement, statement.to_json())
     write_bytes(folder.statement.with_suffix(".md"), statement.to_markdown().encode())
-    scores = test_scores(training, server)
+    scores = test_scores(training, server) | attack_success(training, server)
     clients = spread(by_client)
+    attackers = training.attackers
     summary: Record = {
         "status": "finished" if stopped is None else f"stopped early: {stopped}",
         "method": training.method.name,
@@ -268,6 +313,8 @@ def _finish(training: Training, progress: Progress, folder: Folder, books: Bookk
         "parameters": objective.layout.dim,
         "population": training.federation.population,
         "cohort": training.cohort,
+        "attack": None if attackers is None else attackers.facts() | {"success": scores.get("attack_success")},
+        "excluded": sum(len(event.get("excluded") or ()) for event in folder.read_events(up_to=progress.round)),
         "seed": training.settings.seed,
         "model_hash": hashlib.blake2b(server["w"].cpu().numpy().tobytes(), digest_size=16).hexdigest(),
         "epsilon": books.final(),

@@ -79,12 +79,12 @@ FURTHER = 1000
 def _beyond(planner: Planner, accounts: Accounts, rounds: int) -> tuple[int | None, bool]:
     """How many rounds the budget covers, and whether it covers no more; the accounts are charged with them."""
     privacy = planner.training.settings.privacy
-    if privacy.epsilon is None or not planner.training.method.private:
+    if planner.budget is None or not planner.training.method.private:
         return None, False
     quick = "rdp" if privacy.accountant == "pld" else privacy.accountant  # pld is slow, and allows more at most
     for number in range(rounds + 1, rounds + FURTHER + 1):
         lines = planner.lines(planner.cohort(number), {})
-        if lines and accounts.spent(planner.observer, planner.unit, lines, quick) > privacy.epsilon:
+        if lines and accounts.spent(planner.observer, planner.unit, lines, quick) > planner.budget:
             return number - 1, quick == privacy.accountant
         accounts.add(lines)
     return rounds + FURTHER, False
@@ -144,7 +144,15 @@ def _one_round(training: Training, planner: Planner) -> float:
     server = training.start()
     memory = torch.zeros(len(cohort), server["w"].numel()).to(server["w"]) if method.local.remembers else None
     streams = [stream(seed, "trial", k) for k in cohort]
-    ctx = Context(1, training.objective.layout, cohort, streams, server=stream(seed, "trial"), batches=streams)
+    ctx = Context(
+        1,
+        training.objective.layout,
+        cohort,
+        streams,
+        server=stream(seed, "trial"),
+        batches=streams,
+        weights=server["w"],
+    )
     with torch.random.fork_rng(devices=[]):
         moves = training.engine.train(method, server, method.local.drift(memory, server), ctx)
     uploads, _ = depart(method, moves, memory, server, ctx)

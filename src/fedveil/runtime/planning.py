@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
+import torch
+
 from fedveil.core.errors import Refused
 from fedveil.core.parts import State
 from fedveil.core.signal import Unit
@@ -26,14 +28,17 @@ class Planner:
     def __init__(self, training: Training) -> None:
         self.training = training
         self._templates: dict[tuple[float, ...], list[Release]] = {}
+        self._known: State = {}
 
     def template(self, server: State, client: int = 0) -> list[Release]:
         """What this client (and the server) releases in a round; one entry per local step is counted later."""
         method, known = self.training.method, remembered(server)
         if not method.private:
             return []
+        if known and known is not self._known and not _alike(known, self._known):
+            self._known, self._templates = known, {}
         noise = tuple(z.values[client] for z in self._own_noise)
-        if known or noise not in self._templates:
+        if noise not in self._templates:
             layout = self.training.objective.layout
             self._templates[noise] = method.rehearse(layout, self.training.cohort, known, client)[0]
         return self._templates[noise]
@@ -63,6 +68,12 @@ class Planner:
             )
         return asked
 
+    @property
+    def budget(self) -> float | None:
+        """The epsilon at which the run ends; none where privacy.epsilon is a mechanism's own, per weight and round."""
+        training = self.training
+        return None if training.method.epsilon_per_weight is not None else training.settings.privacy.epsilon
+
     def lines(self, cohort: Sequence[int], server: State) -> tuple[Line, ...]:
         """The lines of a coming round with this cohort."""
         releases: list[Release] = [r for r in self.template(server) if r.clients is None]
@@ -85,16 +96,16 @@ class Planner:
             return None
         if first:  # an accountant that cannot handle these events says so now, and not at the end
             accounts.spent(self.observer, self.unit, lines, privacy.accountant)
-        if privacy.epsilon is None:
+        if self.budget is None:
             return None
         # pld is never above rdp, and slow: it is asked only when rdp says no.
         spent = accounts.spent(self.observer, self.unit, lines, "rdp") if privacy.accountant == "pld" else math.inf
-        if spent > privacy.epsilon:
+        if spent > self.budget:
             spent = accounts.spent(self.observer, self.unit, lines, privacy.accountant)
-        if spent <= privacy.epsilon:
+        if spent <= self.budget:
             return None
         which = "first round alone" if first else "next round"
-        return f"the {which} would spend epsilon {spent:.4g} of {privacy.epsilon:g}"
+        return f"the {which} would spend epsilon {spent:.4g} of {self.budget:g}"
 
     @property
     def secret_cohorts(self) -> bool:
@@ -148,6 +159,10 @@ def record_sampling(batching: Batching, examples: int) -> Sampling:
     if batching.drawing != "poisson" or batching.rate(examples) == 1:
         return None
     return Poisson(batching.rate(examples))
+
+
+def _alike(one: State, other: State) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 def remembered(server: State) -> State:

@@ -24,12 +24,14 @@ from fedveil.core.parts import Moves, State
 from fedveil.core.round import BUFFERS, Shares
 from fedveil.core.walk import travel
 from fedveil.data.cohorts import usual_sizes
+from fedveil.local.attackers import Attackers, drawn
 from fedveil.local.batches import Batching, Drawing
 from fedveil.local.choice import Facts, choose
 from fedveil.local.engine import Engine
 from fedveil.local.objective import Loss, Objective
+from fedveil.local.poison import Poisoned
 from fedveil.privacy.noise import Multiplier, PerClient
-from fedveil.runtime.build import build
+from fedveil.runtime.build import build, build_aggregate
 from fedveil.runtime.model import OWN, Task, build_objective
 from fedveil.runtime.settings import Settings
 
@@ -57,6 +59,7 @@ class Training:
     batching: Batching
     sigma: Multiplier | None = None
     """The multiplier that was calibrated to the budget, where it was."""
+    attackers: Attackers | None = None
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -110,6 +113,8 @@ class Training:
         f, s = self.federation, self.settings
         sizes = f.sizes
         leak = [f"WARNING: {LEAK}"] if self.method.allow_leak else []
+        them = self.attackers
+        attack = [] if them is None else [f"{them.name}: {len(them.clients)} clients attack from round {them.onset} on"]
         return [
             *leak,
             *self.method.transport.remarks(self.cohort),
@@ -117,6 +122,7 @@ class Training:
             f"{self.cohort} per round ({s.selection}), {s.rounds} rounds",
             f"{self.batching.describe(sizes)}; model of {self.objective.layout.dim:,} parameters; "
             f"engine {self.engine.name} ({self.engine_reason})",
+            *attack,
         ]
 
 
@@ -151,6 +157,7 @@ def prepare(
             )
         sigma = 1.0
     recipe = method if method is not None else make(sigma)
+    recipe.aggregate.check(cohort)
     batching = replace(settings.batching, drawing=_drawing(settings, recipe))
     objective = build_objective(config, settings, Task.of(federation), model=model, loss=loss)
     if settings.stop.accuracy is not None and not federation.classes:
@@ -159,7 +166,10 @@ def prepare(
     recipe.transport.remarks(cohort)  # refuses a cohort that it cannot serve
     facts = Facts(objective, federation, batching, settings.sgd, settings.seed, settings.precision)
     engine, reason = choose(settings.engine, facts, recipe)
-    training = Training(config, settings, recipe, federation, objective, engine, reason, cohort, batching)
+    attackers = _attackers(config, facts, recipe, settings.engine)
+    training = Training(
+        config, settings, recipe, federation, objective, engine, reason, cohort, batching, attackers=attackers
+    )
     if not searched:
         if settings.sigma_per_client:
             raise Refused("sigma_per_client: it calibrates noise to a budget; leave sigma out and set privacy.epsilon")
@@ -175,6 +185,25 @@ def prepare(
             "resume it with the data that it began with"
         )
     return replace(training, method=make(calibrated), sigma=calibrated)
+
+
+def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, wanted: str) -> Attackers | None:
+    """The dishonest clients that the configuration asks for; None where everybody is honest."""
+    node = dict(config["attack"])
+    if node.get("build") is None:
+        return None
+    share, onset = fit("attack.share", node.pop("share"), float), fit("attack.onset", node.pop("onset"), int)
+    clients = drawn(share, facts.federation.population, facts.seed)
+    name = str(node.pop("name"))
+    attack = build(node, "attack")
+    if not clients:
+        return None
+    engine = None
+    if attack.poison is not None:
+        attack.poison.fits(facts.federation)
+        poisoned = Poisoned(facts.federation, clients, attack.poison, facts.seed)
+        engine, _ = choose(wanted, replace(facts, federation=poisoned), recipe)
+    return Attackers(name, attack, clients, onset, share, facts.seed, engine)
 
 
 def _each_its_own(settings: Settings, make: Callable[[Multiplier | None], Method], recipe: Method) -> bool:
@@ -256,6 +285,7 @@ def maker(
         "cohort": cohort,
         "fewest": fewest,
         "most": most,
+        "epsilon": settings.privacy.epsilon,
         "steps": steps.pop() if len(steps) == 1 else None,
         "travel": max(travel_of(settings, settings.batching, int(size)) for size in sizes),
     }
@@ -269,7 +299,9 @@ def maker(
             node,
             "method",
             transport=build(config["transport"], "transport"),
-            aggregate=build(config["aggregate"], "aggregate"),
+            aggregate=build_aggregate(
+                config["aggregate"], cohort, fit("client_momentum", node.get("client_momentum", 0.0), float)
+            ),
             **public,
             **({"sigma": sigma} if sigma is not None else {}),
         )
@@ -318,6 +350,18 @@ def _refuse_leaks(settings: Settings, method: Method, federation: Federation, ob
             "privacy.adjacency: under add_remove a unit's presence is secret, but the server sees who takes part; "
             "use zero_out or replace"
         )
+    if method.fixed_divisor and not method.aggregate.weighted:
+        secret = {
+            "selection": settings.selection == "poisson",
+            "privacy.adjacency": settings.privacy.adjacency == "add_remove",
+        }
+        for name, hides in secret.items():
+            if hides:
+                raise Refused(
+                    f"{name}: it makes the number of clients a secret, and what the aggregator makes of their uploads "
+                    "depends on that number, which the noise does not cover; use aggregate=mean, or "
+                    "selection=fixed with another privacy.adjacency"
+                )
     if settings.stop.wanted and not settings.stop.public_test:
         raise Refused(
             "stop: stopping early on the test set reveals something about it; set stop.public_test=true if that "

@@ -16,7 +16,7 @@ from fedveil.privacy.events import ACCOUNTANT_NAMES, Adjacency
 from fedveil.privacy.rng import Rng
 from fedveil.runtime.build import call
 
-GROUPS = ("method", "data", "model", "aggregate", "transport", "runtime")
+GROUPS = ("method", "data", "model", "attack", "aggregate", "transport", "runtime")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fedveil.core.parts import Delivery, View
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
+
+Packed = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 @dataclass(frozen=True)
@@ -26,6 +31,28 @@ class Plain:
         return []
 
     def carry(self, uploads: Mapping[str, Signal], weights: Tensor, ctx: Context) -> Delivery:
-        """Hand over the matrices; weights are the aggregator's to apply."""
-        rows = {name: signal.value for name, signal in uploads.items()}
-        return Delivery(rows, sum(value.numel() * value.element_size() for value in rows.values()))
+        """Hand over the matrices, of two-valued ones their bits; weights are the aggregator's to apply."""
+        rows, sent = {}, 0
+        for name, signal in uploads.items():
+            if signal.levels is None:
+                rows[name] = signal.value
+                sent += signal.value.numel() * signal.value.element_size()
+            else:
+                packed = pack(signal.value == signal.levels[1])
+                rows[name] = torch.where(unpack(packed, signal.dim).to(signal.value.device), *signal.levels[::-1])
+                sent += packed.nbytes
+        return Delivery(rows, sent)
+
+
+def pack(bits: Tensor) -> Packed:
+    """Rows of bits as bytes, eight to one."""
+    return np.packbits(bits.cpu().numpy(), axis=1, bitorder="little")
+
+
+def unpack(packed: Packed, dim: int) -> Tensor:
+    """The inverse.
+
+    >>> unpack(pack(torch.tensor([[True, False, True]])), 3).tolist()
+    [[True, False, True]]
+    """
+    return torch.from_numpy(np.unpackbits(packed, axis=1, count=dim, bitorder="little").view(np.bool_))

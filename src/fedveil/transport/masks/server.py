@@ -118,6 +118,7 @@ class Server:
         advert = line.open(Advert, frame, prefix=KEY)
         if (len(advert.masking), len(advert.signature)) != (KEY, SIGNATURE) or advert.sealing != sealing:
             raise Malformed(f"client {seat}: an advert with other keys than expected")
+        self._pair.agree(advert.masking, b"")  # refuses a key that no mask can be made of
         if session.plan.active:
             words = session.advert_words(seat, advert.sealing, advert.masking)
             session.check_signature(seat, advert.signature, words)

@@ -1,0 +1,1 @@
+"""Attacks, robust rules and the detectors, measured on a small Fashion-MNIST."""

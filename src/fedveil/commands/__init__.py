@@ -1,0 +1,1 @@
+"""Commands of ``fedveil`` that stand in files of their own."""

@@ -1,0 +1,232 @@
+"""The shuffle transport: every part of an upload travels alone, sealed, late, and among those of all others (SPEC 5).
+
+Clients cut their uploads into parts, by weight or by layer, and seal each to the server's key. A shuffler collects a
+round's parts, and forwards them together, in random order and without senders. The server opens them, and averages
+what arrived about each weight; it never sees a row of one client. Times are simulated: nobody waits in process.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from fedveil.core.errors import Aborted, Refused, fraction, not_negative, one_of
+from fedveil.core.flat import Layout
+from fedveil.core.parts import Delivery, View
+from fedveil.core.signal import Signal
+from fedveil.core.stage import Context
+from fedveil.transport.shuffle.client import departures, parts
+from fedveil.transport.shuffle.messages import Batch, Malformed, Open, Part
+from fedveil.transport.shuffle.reports import Codec, Rows
+from fedveil.transport.shuffle.sealing import OVERHEAD, unseal
+from fedveil.transport.shuffle.shuffler import Apart, Shuffler, Shuffling
+
+Split = Literal["weight", "layer"]
+Arrived = np.ndarray[Any, np.dtype[np.bool_]]
+MANY = 2_000_000
+"""More parts than this in one round take minutes to seal and open."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffle:
+    """How uploads are split and hidden.
+
+    split
+        a part is about one ``weight``, or about one ``layer`` (a tensor of the model).
+    delay
+        parts leave at random within so many seconds after the slowest client that is waited for.
+    least
+        a weight (or layer) is taken into the mean when at least this share of the cohort's parts about it arrives; the
+        shuffler withholds the others. Claims about shuffled reports count on no larger crowd.
+    loss, stragglers
+        simulated: the share of parts that get lost, and of clients that are ready only after the slowest one that is
+        waited for (up to ``delay`` later), whose parts come in time or not.
+    seal
+        whether parts are really sealed and sent; if not, only their order is simulated, and ``bytes_up`` is what they
+        would weigh.
+    apart
+        whether the shuffler runs in a process of its own.
+    """
+
+    split: Split = "weight"
+    delay: float = 10.0
+    least: float = 1.0
+    loss: float = 0.0
+    stragglers: float = 0.0
+    seal: bool = True
+    apart: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("split", self.split, ("weight", "layer"))
+        not_negative(delay=self.delay)
+        fraction(**{"transport.loss": self.loss, "transport.stragglers": self.stragglers})
+        if not 0 < self.least <= 1:
+            raise Refused(f"transport.least: {self.least} is not a share of the cohort; give more than 0, at most 1")
+        if self.least == 1 and (self.loss or self.stragglers):
+            raise Refused(
+                "transport.least: with 1, a weight is left out as soon as one part about it is lost; "
+                "give less, such as transport.least=0.8"
+            )
+        if self.apart and not self.seal:
+            raise Refused(
+                "transport.apart: a process of its own has nothing to do where nothing is sealed; set seal=true"
+            )
+
+    def remarks(self, cohort: int) -> list[str]:
+        """Nothing beyond what the statement's own rows say of the shuffler."""
+        return []
+
+    @property
+    def reveals(self) -> frozenset[View]:
+        """Reports about each weight, but not whose: no row of a client, only sums."""
+        return frozenset({"sum"})
+
+    @property
+    def unlinks(self) -> bool:
+        """Nobody knows which parts belong together, so that all clients count alike."""
+        return True
+
+    def carry(self, uploads: Mapping[str, Signal], weights: Any, ctx: Context) -> Delivery:
+        """Split, seal, collect, shuffle, open, and average what arrived about each weight."""
+        codecs = {name: self._codec(signal, ctx.layout) for name, signal in uploads.items()}
+        lengths = [length for codec in codecs.values() for length in codec.lengths]
+        clients = next(iter(uploads.values())).rows
+        if self.seal and clients * len(lengths) > MANY:
+            raise Refused(
+                f"transport.seal: {clients} clients sealing {len(lengths):,} parts each takes minutes a round; "
+                "set split=layer, or transport.seal=false to simulate the order alone"
+            )
+        came = self._arrivals(clients, len(lengths), ctx)
+        least = max(1, int(np.ceil(self.least * clients - 1e-9)))
+        if self.seal:
+            totals, counts, sent, refused = self._sealed(uploads, codecs, lengths, came, least, ctx.round)
+        else:
+            totals, counts, sent, refused = _unsealed(uploads, codecs, lengths, came, least, ctx.round)
+        taken = int((counts > 0).sum())
+        ctx.log["parts"] = {
+            "sent": clients * len(lengths),
+            "arrived": int(came.sum()),
+            "positions": len(lengths),
+            "withheld": len(lengths) - taken,
+            "smallest_crowd": int(counts[counts > 0].min()) if taken else 0,
+            "sealed": self.seal,
+            "refused": dict(refused),
+        }
+        if not taken:
+            raise Aborted(
+                f"fewer than {least} of {clients} parts arrived about every {self.split}; "
+                "wait longer, or set transport.least lower"
+            )
+        return Delivery(_means(codecs, totals, counts), sent)
+
+    def _codec(self, signal: Signal, layout: Layout) -> Codec:
+        by_layer = layout.sizes if signal.dim == layout.dim else (signal.dim,)
+        sizes = (1,) * signal.dim if self.split == "weight" else tuple(size for size in by_layer if size)
+        return Codec(sizes, signal.levels, signal.value.dtype)
+
+    def _arrivals(self, clients: int, positions: int, ctx: Context) -> Arrived:
+        """Which parts reach the shuffler in time."""
+        came = np.ones((clients, positions), dtype=np.bool_)
+        if not (self.loss or self.stragglers):
+            return came
+        assert ctx.server is not None
+        rng = ctx.server
+        late = rng.random(clients) < self.stragglers
+        own = np.where(late, rng.uniform(0.0, self.delay, clients), 0.0)
+        came &= departures(own, 0.0, self.delay, positions, rng) <= self.delay
+        came &= rng.random((clients, positions)) >= self.loss
+        return came
+
+    def _sealed(
+        self,
+        uploads: Mapping[str, Signal],
+        codecs: Mapping[str, Codec],
+        lengths: list[int],
+        came: Arrived,
+        least: int,
+        number: int,
+    ) -> tuple[list[Rows], Rows, int, Counter[str]]:
+        key = X25519PrivateKey.generate()
+        public = key.public_key()
+        opening = Open(number, tuple(length + OVERHEAD for length in lengths), least)
+        shuffler: Shuffling = Apart(opening) if self.apart else Shuffler(opening)
+        encoded = [codec.encode(uploads[name]) for name, codec in codecs.items()]
+        sent = 0
+        for client in range(len(came)):
+            reports = [report for channel in encoded for report in channel[client]]
+            for message, arrives in zip(parts(reports, public, number), came[client].tolist(), strict=True):
+                sent += len(message)
+                if arrives:
+                    shuffler.take(client, message)
+        batches = shuffler.release()
+        totals, counts, spoilt = open_batches(batches, key, list(codecs.values()), lengths, number)
+        return totals, counts, sent, shuffler.refused + spoilt
+
+
+def open_batches(
+    batches: list[bytes], key: X25519PrivateKey, codecs: list[Codec], lengths: list[int], number: int
+) -> tuple[list[Rows], Rows, Counter[str]]:
+    """The server's side: totals by position, how many parts each holds, and how many could not be read."""
+    places = [(codec, piece) for codec in codecs for piece in range(len(codec.sizes))]
+    totals: list[Rows] = [np.zeros(codec.sizes[piece]) for codec, piece in places]
+    counts, spoilt = np.zeros(len(places), dtype=np.int64), Counter[str]()
+    for message in batches:
+        batch = Batch.decode(message)
+        if batch.round != number or batch.position >= len(places):
+            raise Malformed(f"a batch is about round {batch.round}, position {batch.position}")
+        reports = []
+        for sealed in batch.sealed:
+            try:
+                report = unseal(sealed, key, number, batch.position)
+            except Malformed:
+                spoilt["not sealed to the server"] += 1
+                continue
+            if len(report) == lengths[batch.position]:
+                reports.append(report)
+        if reports:
+            codec, piece = places[batch.position]
+            totals[batch.position] = codec.total(piece, reports)
+            counts[batch.position] = len(reports)
+    return totals, counts, spoilt
+
+
+def _unsealed(
+    uploads: Mapping[str, Signal],
+    codecs: Mapping[str, Codec],
+    lengths: list[int],
+    came: Arrived,
+    least: int,
+    number: int,
+) -> tuple[list[Rows], Rows, int, Counter[str]]:
+    """What sealing and shuffling would deliver: the mean over a permutation is the mean."""
+    counts = came.sum(axis=0)
+    held = came & (counts >= least)
+    totals: list[Rows] = []
+    first = 0
+    for name, codec in codecs.items():
+        here = held[:, first : first + len(codec.sizes)]
+        totals += np.split(codec.summed(uploads[name], here), np.cumsum(codec.sizes)[:-1])
+        first += len(codec.sizes)
+    sent = len(came) * sum(weight(length, position, number) for position, length in enumerate(lengths))
+    refused = Counter({"too few": int(counts[counts < least].sum())}) if (counts < least).any() else Counter[str]()
+    return totals, held.sum(axis=0), sent, refused
+
+
+def weight(length: int, position: int, number: int) -> int:
+    """Bytes of the message that carries a report of this length."""
+    sealed = length + OVERHEAD
+    return len(Part(number, position, b"").encode()) + sealed + (0 if sealed < 256 else 1 if sealed < 65536 else 3)
+
+
+def _means(codecs: Mapping[str, Codec], totals: list[Rows], counts: Rows) -> dict[str, Any]:
+    out, first = {}, 0
+    for name, codec in codecs.items():
+        last = first + len(codec.sizes)
+        out[name] = codec.mean(np.concatenate(totals[first:last]), np.repeat(counts[first:last], codec.sizes))
+        first = last
+    return out
