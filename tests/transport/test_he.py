@@ -198,7 +198,7 @@ def test_parameters_have_128_bits_of_security_or_are_refused():
         Parameters(4, primes=(60, 60, 60, 60))
     with pytest.raises(Refused, match="degree"):
         Parameters(4, degree=2048)
-    with pytest.raises(Refused, match="leave a precision"):
+    with pytest.raises(Refused, match="would have a precision"):
         Parameters(4, primes=(60, 60))
     with pytest.raises(Refused, match="clients: a sum over 1"):
         Parameters(1)

@@ -194,9 +194,8 @@ def distribute(
     noise: Noise = "skellam",
 ) -> tuple[Distribute, Restore]:
     """The clients' stage and the server's, for cohorts of ``fewest`` to ``most`` and what the transport promises."""
-    promises = [transport.plan(n) for n in range(fewest, most + 1)]
-    colluding = max(p.colluders for p in promises)
-    honest = min(p.least for p in promises) - colluding
+    smallest, largest = transport.plan(fewest), transport.plan(most)
+    honest, colluding = smallest.least - largest.colluders, largest.colluders
     stage = Distribute(
         multiplier, fewest, most, honest, colluding, min(transport.bits, BITS[1]), noise, transport.trust
     )
