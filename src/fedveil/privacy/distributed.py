@@ -107,7 +107,7 @@ class Distribute:
         if not 0 < self.honest <= self.fewest - self.colluding:
             raise Refused(
                 f"transport.collusion: of {self.fewest} clients {self.colluding} may collude and others be lost, which "
-                f"leaves {self.honest} honest shares of noise; lower it or transport.max_dropout, or take larger cohorts"
+                f"leaves {self.honest} honest shares of noise; lower transport.max_dropout too, or take larger cohorts"
             )
 
     def grid(self, bound: float, dim: int) -> Grid:
