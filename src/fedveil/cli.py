@@ -199,6 +199,26 @@ def budget(
     )
 
 
+@app.command()
+def matrix(
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="The folder of cells and page; the same one goes on.")] = Path("runs/matrix"),
+    private: Annotated[str, typer.Option(help="The method of cells with a budget.")] = "dp_fedavg_local",
+    under: Annotated[list[str] | None, typer.Option(help="A setting, name=value, of cells with a budget.")] = None,
+    quiet: Quiet = False,
+    json: Json = None,
+) -> None:
+    """Attacks against rules under budgets: every combination, with detection and a real ledger in each cell.
+
+    Example:
+    `fedveil matrix attack=none,ipm aggregate=mean,median privacy=none,8 seed=0,1 rounds=5 attack.share=0.3`
+    """
+    from fedveil.report.matrix_terminal import carry_out
+
+    _writable(json)
+    _interruptible([], lambda: carry_out(Console(quiet=quiet), overrides or [], out, private, under or [], json))
+
+
 @bench.command()
 def engine(
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",

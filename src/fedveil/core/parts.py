@@ -160,7 +160,7 @@ class Randomised(Protocol):
 
 @runtime_checkable
 class Controller(Protocol):
-    """An aggregator that looks at the moves of a round, and at what it remembers, before it says which rule they get."""
+    """An aggregator that looks at a round's moves, and at what it remembers, before it says which rule they get."""
 
     def init(self) -> State:
         """What it knows before the first round."""
