@@ -202,7 +202,9 @@ def budget(
 @app.command()
 def matrix(
     overrides: Overrides = None,
-    out: Annotated[Path, typer.Option(help="The folder of cells and page; the same one goes on.")] = Path("runs/matrix"),
+    out: Annotated[Path, typer.Option(help="The folder of cells and page; the same one goes on.")] = Path(
+        "runs/matrix"
+    ),
     private: Annotated[str, typer.Option(help="The method of cells with a budget.")] = "dp_fedavg_local",
     under: Annotated[list[str] | None, typer.Option(help="A setting, name=value, of cells with a budget.")] = None,
     quiet: Quiet = False,

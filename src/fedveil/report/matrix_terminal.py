@@ -51,9 +51,7 @@ def write(matrix: Matrix, cells: Cells, out: Path) -> dict[str, Any]:
     return summary
 
 
-def compute(
-    console: Console, matrix: Matrix, cells: Cells, parts: Mapping[str, Any]
-) -> list[tuple[Place, str]]:
+def compute(console: Console, matrix: Matrix, cells: Cells, parts: Mapping[str, Any]) -> list[tuple[Place, str]]:
     """Compute the cells that are missing, in order; those that were refused, and why."""
     missing = [p for p in matrix.places if cells.read(p) is None]
     done, total, failed = len(matrix.places) - len(missing), len(matrix.places), list[tuple[Place, str]]()

@@ -26,6 +26,7 @@ LAST = 10
 
 Record = dict[str, Any]
 
+
 @dataclass(frozen=True)
 class Place:
     """One cell of the matrix, with everything that shapes it."""
@@ -63,9 +64,7 @@ class Matrix:
 AXES = ("attack", "aggregate", "privacy")
 
 
-def lay_out(
-    overrides: Sequence[str], *, private: str = "dp_fedavg_local", under_privacy: Sequence[str] = ()
-) -> Matrix:
+def lay_out(overrides: Sequence[str], *, private: str = "dp_fedavg_local", under_privacy: Sequence[str] = ()) -> Matrix:
     """The cells of ``attack=a,b aggregate=c,d privacy=none,8 seed=0,1`` and settings that all of them share.
 
     A word of an axis may carry settings of its own: ``attack=gaussian:factor=1,gaussian:factor=10``. ``privacy=none``
@@ -89,7 +88,7 @@ def lay_out(
             shared.append(text)
     onset = next((int(t.partition("=")[2]) for t in attacking if t.startswith("attack.onset=")), 1)
     places = []
-    for attack, aggregate, privacy, seed in product(*axes.values(), seeds):
+    for seed, attack, aggregate, privacy in product(seeds, *axes.values()):  # a first seed is complete early
         texts = [*shared, *_words("attack", attack), *_words("aggregate", aggregate), f"seed={seed}"]
         texts += attacking if attack != "none" else []
         texts += _budget(privacy, private, under_privacy)
@@ -134,7 +133,7 @@ class Cells:
 
     def compute(self, place: Place, parts: Mapping[str, Any]) -> Record:
         """Run a cell and keep what came of it; its run folder is not kept."""
-        work = self.root / "work"
+        work = self.root / "work" / place.key
         shutil.rmtree(work, ignore_errors=True)
         record = run_cell(place, work, parts)
         write_json(self.root / "cells" / f"{place.key}.json", record)
