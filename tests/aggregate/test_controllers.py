@@ -50,7 +50,7 @@ def short(**kw):
 def test_the_warm_up_is_robust_then_calm_rounds_get_the_mean_and_attacks_do_not():
     rule = short()
     rounds = [uploads(i) for i in range(150)] + [uploads(200 + i, lying=2) for i in range(5)]
-    memory, chosen, logs = walk(rule, rounds)
+    _, chosen, logs = walk(rule, rounds)
     assert all(isinstance(r, CenteredClipping) for r in chosen[:20]) and "warm-up" in logs[0]["why"]
     calm = [isinstance(r, Mean) for r in chosen[20:150]]
     assert np.mean(calm) > 0.85

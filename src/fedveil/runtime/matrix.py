@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -79,21 +80,31 @@ def lay_out(overrides: Sequence[str], *, private: str = "dp_fedavg_local", under
             if not axes[name]:
                 raise Refused(f"{name}: no value was given; write {name}=a,b")
         elif name == "seed":
-            seeds = [int(only[0].partition("=")[2]) for only in expand([text])]
+            seeds = [_whole("seed", only[0].partition("=")[2]) for only in expand([text])]
         elif name.startswith("attack."):
             attacking.append(text)
         elif len(expand([text])) > 1:
             raise Refused(f"{name}: a matrix sweeps {', '.join(AXES)} and seed; give {name} one value")
         else:
             shared.append(text)
-    onset = next((int(t.partition("=")[2]) for t in attacking if t.startswith("attack.onset=")), 1)
-    places = []
-    for seed, attack, aggregate, privacy in product(seeds, *axes.values()):  # a first seed is complete early
-        texts = [*shared, *_words("attack", attack), *_words("aggregate", aggregate), f"seed={seed}"]
+    onsets = [t.partition("=")[2] for t in attacking if t.startswith("attack.onset=")]
+    onset = _whole("attack.onset", onsets[-1]) if onsets else 1
+    configs = {}
+    for attack, aggregate, privacy in product(axes["attack"], axes["aggregate"], axes["privacy"]):
+        texts = [*shared, *_words("attack", attack), *_words("aggregate", aggregate)]
         texts += attacking if attack != "none" else []
-        texts += _budget(privacy, private, under_privacy)
-        places.append(Place(attack, aggregate, privacy, seed, resolve(texts)))
-    return Matrix(*(tuple(axes[a]) for a in AXES), tuple(seeds), onset, tuple(places))
+        configs[attack, aggregate, privacy] = resolve([*texts, *_budget(privacy, private, under_privacy)])
+    # The first seed is complete before the next begins.
+    places = [Place(*at, seed, deepcopy(config) | {"seed": seed}) for seed in seeds for at, config in configs.items()]
+    attacks, aggregates, budgets = (tuple(axes[a]) for a in AXES)
+    return Matrix(attacks, aggregates, budgets, tuple(seeds), onset, tuple(places))
+
+
+def _whole(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise Refused(f"{name}: {text!r} is no whole number; give one, such as {name}=1") from None
 
 
 def _words(axis: str, word: str) -> list[str]:
