@@ -212,7 +212,7 @@ def test_unfinished_run_says_so(run_folder: Build) -> None:
     assert "This run is not finished: 7 of 30 rounds are done" in page.text
     assert f"fedveil resume {folder}" in page.text
     assert "holds no privacy statement" in page.text
-    assert len(page.figures()) == 6
+    assert len(page.figures()) == 7
 
 
 def test_unfinished_run_is_named_by_its_configuration(run_folder: Build) -> None:
