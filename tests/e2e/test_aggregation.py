@@ -27,9 +27,7 @@ def test_every_rule_trains_from_the_command_line(tmp_path, name):
     assert summary["accuracy"] > 0.2
 
 
-@pytest.mark.parametrize(
-    "before", ["nnm", "bucketing", "[norm_bound,nnm]"]
-)
+@pytest.mark.parametrize("before", ["nnm", "bucketing", "[norm_bound,nnm]"])
 def test_what_comes_before_a_rule_repeats_for_a_seed(tmp_path, before):
     hashes = set()
     for attempt in "ab":
@@ -51,7 +49,10 @@ def test_what_comes_before_a_rule_repeats_for_a_seed(tmp_path, before):
         (["aggregate=median", "aggregate.before=clip"], "aggregate.before: 'clip' is unknown"),
         (["aggregate=mda", "declared_f=9", "population=40", "cohort=40"], "mda tries every set of uploads"),
         (["aggregate=median", "aggregate.keep=3"], "keep: there is no such setting"),
-        (["aggregate=krum", "declared_f=1", "method=dp_fedavg_central", "sigma=1"], "no bound.*aggregate.before=norm_bound"),
+        (
+            ["aggregate=krum", "declared_f=1", "method=dp_fedavg_central", "sigma=1"],
+            "no bound.*aggregate.before=norm_bound",
+        ),
         (
             ["aggregate=median", "method=dp_fedavg_central", "sigma=1", "selection=poisson"],
             "selection: it makes the number of clients a secret",
