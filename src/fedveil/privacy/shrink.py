@@ -94,7 +94,7 @@ class Shrink:
             raise Refused("shrink: the signal holds no noise that a mechanism added; put it after the noise")
         if signal.noise_var is None:
             raise Refused(
-                "shrink: the variance of the noise inside is unknown here (a clip, a shrink or a robust rule came before)"
+                "shrink: the variance of the noise inside is unknown here (a clip, a robust rule or a shrink before)"
             )
         value = signal.value.double()
         variance = torch.as_tensor(signal.noise_var, dtype=torch.float64, device=value.device).reshape(-1, 1)
