@@ -48,7 +48,6 @@ def exact(x: Tensor) -> Tensor:
 
 def rough(x: Tensor, origin: Tensor | None = None) -> Tensor:
     """The distance of each row from ``origin`` (None: zero), squared in its own format and added up in float64."""
-
     kept: dict[tuple[int, int], Tensor] = {}  # fresh memory for every block costs more than the arithmetic
 
     def part(here: slice, hand: int) -> Tensor:
