@@ -34,7 +34,8 @@ def matrix(root: Path, budget: str, *, quick: bool = False) -> Matrix:
     seeds = SEEDS[:1] if quick else SEEDS
     shared = [
         f"data={data_file(root).absolute()}", "data.test_x=test_x", "data.test_y=test_y", "data.partition=dirichlet",
-        "data.alpha=0.5", "data.min_samples=64", "data.holdout=0", "population=10", "model=experiments.robust.task:model",
+        "data.alpha=0.5", "data.min_samples=64", "data.holdout=0", "population=10",
+        "model=experiments.robust.task:model",
         "weights=uniform", "client_momentum=0.9", "steps=5", "batch=32", "lr=0.1", "engine=fold", "threads=1",
         f"rounds={ROUNDS}", "declared_f=2", "attack.share=0.2", f"attack.onset={ONSET}",
     ]  # fmt: skip

@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from tests.methods.common import IDS, VARIANTS
 from tests.support import blobs
 
 import fedveil
+from fedveil.aggregate.order import Median
 from fedveil.methods.dp_fedavg_local import dp_fedavg_local
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.rdp import ORDERS
@@ -182,16 +182,6 @@ def test_the_smallest_cohort_counts_where_cohorts_are_drawn_by_coins(tmp_path):
     )
     assert public.status == "proved"
     assert public.epsilon == pytest.approx(expected, rel=2e-3)
-
-
-@dataclass(frozen=True)
-class Median:
-    """The coordinate-wise median: no sum of the cohort's noises."""
-
-    needs = "each"
-
-    def __call__(self, uploads, weights):
-        return replace(uploads.unbounded(), value=uploads.value.median(dim=0, keepdim=True).values, noise_var=None)
 
 
 def test_only_a_plain_mean_averages_noises(tmp_path):

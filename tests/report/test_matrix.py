@@ -60,9 +60,7 @@ def test_a_cell_is_what_a_run_of_its_settings_says(tmp_path, made):
     plain = fedveil.run(aggregate="median", attack=attack, out=tmp_path / "a", **kept)
     accuracies = [e["accuracy"] for e in plain.history]
     assert cells["gaussian:factor=50", "median", "none"]["accuracy"] == pytest.approx(sum(accuracies) / 3)
-    private = fedveil.run(
-        method="dp_fedavg_local", privacy={"epsilon": 8}, attack=attack, out=tmp_path / "b", **kept
-    )
+    private = fedveil.run(method="dp_fedavg_local", privacy={"epsilon": 8}, attack=attack, out=tmp_path / "b", **kept)
     cell = cells["gaussian:factor=50", "mean", "8"]
     assert cell["epsilon"] == private.summary["epsilon"]["epsilon"] <= 8
     least, median, worst = cell["spread"]

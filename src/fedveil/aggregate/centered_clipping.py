@@ -8,18 +8,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedveil.aggregate.columns import SMALL, matrix, mix, not_finite, spans
+from fedveil.aggregate.columns import matrix, mix, not_finite
 from fedveil.aggregate.distances import gram_in_range, products, to_mixture
+from fedveil.aggregate.norms import rough
 from fedveil.aggregate.rule import Rule, check_byzantine
 from fedveil.core.errors import Refused, positive
-from fedveil.core.team import share_out
 
-MOST = 100
+MOST = 1000
 """Steps of a centre that is followed until it stands still."""
-STILL = 1e-9
-"""A step that changes no share by more than this is the last."""
-WIDE = 1024
-"""Columns whose deviations are squared at a time."""
+STILL = 1e-7
+"""A step shorter than this share of the radius is the last."""
 
 
 def centered_clipping(
@@ -73,17 +71,11 @@ def _one_step(x: Tensor, tau: float | None, centre: Tensor | None) -> Tensor:
 
 
 def _deviations(x: Tensor, centre: Tensor) -> Tensor:
-    """‖x_i − c‖ of every row, added up in float64."""
-
-    def part(here: slice, _: int) -> Tensor:
-        return torch.linalg.vector_norm(x[:, here] - centre[here], dim=1).double().square()
-
-    alone = x.is_cuda or x.numel() < SMALL
-    squares = [part(slice(None), 0)] if alone else share_out(part, spans(x.shape[1], WIDE))
-    norms = torch.stack(squares).sum(dim=0).sqrt()
-    if bool(norms.isfinite().all()):
-        return norms
-    return torch.linalg.vector_norm(x.double() - centre.double(), dim=1)
+    """‖x_i − c‖ of every row."""
+    norms = rough(x, centre)
+    if not bool(norms.isfinite().all()):  # squares beyond the range of float32
+        norms = torch.linalg.vector_norm(x.double() - centre.double(), dim=1)
+    return norms
 
 
 def _mixed(x: Tensor, iterations: int | None, tau: float | None, *, at_zero: bool) -> Tensor:
@@ -92,11 +84,11 @@ def _mixed(x: Tensor, iterations: int | None, tau: float | None, *, at_zero: boo
     found = gram_in_range(name, x) if at_zero else products(name, x)
     held = torch.full((n,), 0.0 if at_zero else 1 / n, dtype=torch.float64, device=x.device)
     for _ in range(MOST if iterations is None else iterations):
-        share = factors(to_mixture(found, held), tau) / n
-        after = held * (1 - share.sum()) + share
-        moved = float((after - held).abs().max())
-        held = after
-        if iterations is None and moved < STILL:
+        norms = to_mixture(found, held)
+        share = factors(norms, tau) / n
+        step = share - held * share.sum()
+        held = held + step
+        if iterations is None and bool(step @ found @ step <= (STILL * (tau or _median(norms))) ** 2):
             break
     return mix(held, x)
 

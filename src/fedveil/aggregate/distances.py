@@ -71,7 +71,7 @@ def squared(found: Tensor) -> Tensor:
 
 
 def gram_in_range(name: str, x: Tensor, origin: Tensor | None = None) -> Tensor:
-    """The products seen from ``origin``; where squares leave the format's range, rows are brought to length one first."""
+    """The products seen from ``origin``; where squares leave the format's range, rows are shortened first."""
     found = gram(x, origin)
     if bool(torch.isfinite(found).all()):
         return found

@@ -14,8 +14,8 @@ from fedveil.aggregate.rule import Rule, check_byzantine
 
 MOST = 1000
 """Steps, at most; each works on an n × n matrix."""
-STILL = 1e-10
-"""A step that changes no share by more than this is the last."""
+STILL = 1e-8
+"""A step shorter than this share of the median distance is the last."""
 NEAR = 1e-8
 """Distances below this share of their median count as that, so that the point may stand on an upload."""
 
@@ -37,14 +37,14 @@ def shares(found: Tensor) -> Tensor:
     held = torch.full((n,), 1 / n, dtype=torch.float64, device=found.device)
     for _ in range(MOST):
         far = to_mixture(found, held)
-        floor = NEAR * far.median()
-        if not bool(floor > 0):
+        middle = far.median()
+        if not bool(middle > 0):
             return held if not bool(far.any()) else (far == 0).double() / (far == 0).sum()
-        pull = 1 / far.clamp_min(floor)
-        after = pull / pull.sum()
-        if bool((after - held).abs().max() < STILL):
-            return after
-        held = after
+        pull = 1 / far.clamp_min(NEAR * middle)
+        step = pull / pull.sum() - held
+        held = held + step
+        if bool(step @ found @ step <= (STILL * middle) ** 2):
+            break
     return held
 
 

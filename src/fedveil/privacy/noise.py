@@ -53,8 +53,8 @@ def needs_bound(name: str, signal: Signal) -> float:
     """The sensitivity of a signal; one without is refused."""
     if signal.bound is None:
         raise Refused(
-            f"{name}: the signal has no bound; put a clip before the noise, and where a robust rule stands between them "
-            "take one with a bound: trimmed_mean, median, or any with aggregate.before=norm_bound"
+            f"{name}: the signal has no bound; put a clip before the noise, and where a robust rule stands between "
+            "them take one with a bound: trimmed_mean, median, or any with aggregate.before=norm_bound"
         )
     if not (math.isfinite(signal.bound) and signal.bound > 0):
         raise Refused(f"{name}: a bound of {signal.bound} cannot be protected; give the clip a norm above 0")

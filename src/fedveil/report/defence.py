@@ -22,11 +22,11 @@ def score(run: Run) -> Plot | None:
         if at:
             traces.append(line(at, values, name, colour, "dash") | {"mode": "lines"})
     robust = [event for event in run.events if told(event).get("rule") not in (None, "mean")]
-    at = [(number(e, "round"), number(e, "detector", "score")) for e in robust]
-    marked = [(r, s) for r, s in at if r is not None and s is not None]
+    places = [(number(e, "round"), number(e, "detector", "score")) for e in robust]
+    marked = [(place, value) for place, value in places if place is not None and value is not None]
     if marked:
         marks = {"symbol": "x", "size": 7, "color": "--c4"}
-        xs, ys = [r for r, _ in marked], [short(s) for _, s in marked]
+        xs, ys = [place for place, _ in marked], [short(value) for _, value in marked]
         traces.append({"x": xs, "y": ys, "name": "robust rule", "mode": "markers", "marker": marks, "type": "scatter"})
     positive = [s for s in scores if s > 0]
     wide = bool(positive) and max(positive) > 50 * min(positive)

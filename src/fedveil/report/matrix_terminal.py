@@ -31,7 +31,12 @@ def carry_out(
     """Lay out, compute, and write ``matrix.html`` and ``matrix.json`` into ``out``; returns the summary."""
     matrix = lay_out(overrides, private=private, under_privacy=under_privacy)
     cells = Cells(out)
-    failed = compute(console, matrix, cells, {})
+    try:
+        failed = compute(console, matrix, cells, {})
+    except KeyboardInterrupt:
+        write(matrix, cells, out)
+        console.print("Finished cells are kept; the same command goes on.")
+        raise
     summary = write(matrix, cells, out)
     if json is not None:
         write_json(json, summary)

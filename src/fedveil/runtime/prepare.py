@@ -155,6 +155,7 @@ def prepare(
             )
         sigma = 1.0
     recipe = method if method is not None else make(sigma)
+    recipe.aggregate.check(cohort)
     batching = replace(settings.batching, drawing=_drawing(settings, recipe))
     objective = build_objective(config, settings, Task.of(federation), model=model, loss=loss)
     if settings.stop.accuracy is not None and not federation.classes:

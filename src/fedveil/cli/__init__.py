@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil import __version__
+from fedveil.cli.bench import bench
+from fedveil.cli.options import Json, Many, OnPaper, Overrides, Place, Quiet, writable
 from fedveil.core.errors import Refused
 
 USER_MISTAKE = 2
@@ -30,17 +32,7 @@ app = typer.Typer(
     "Example:\n\n`fedveil run method=scaffold data=digits rounds=20`",
 )
 
-bench = typer.Typer(no_args_is_help=True, help="Measure ours against the peers that are installed, side by side.")
 app.add_typer(bench, name="bench")
-
-Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as name=value.", show_default=False)]
-Place = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Also write the outcome to this JSON file.")]
-OnPaper = Annotated[
-    bool, typer.Option("--plan", help="Print noise, epsilon, affordable rounds and time; train nothing.")
-]
-Many = Annotated[bool, typer.Option("-m", "--multirun", help="Run every combination of comma-separated values.")]
 
 
 def _version(wanted: bool) -> None:
@@ -71,7 +63,7 @@ def run(
 
     `fedveil run method=dp_scaffold_stein privacy.epsilon=8 rounds=5 --plan`
     """
-    _writable(json)
+    writable(json)
     with _preparing(quiet) as ready:
         from fedveil.runtime.config import expand, resolve
 
@@ -102,7 +94,7 @@ def resume(folder: Place, quiet: Quiet = False, json: Json = None) -> None:
     from fedveil import api
     from fedveil.runtime.interrupt import terminable
 
-    _writable(json)
+    writable(json)
     with terminable():
         result = _interruptible(folder, lambda: api.resume(folder, listeners=_listeners(quiet)))
     _conclude(result, quiet, json)
@@ -217,55 +209,8 @@ def matrix(
     """
     from fedveil.report.matrix_terminal import carry_out
 
-    _writable(json)
+    writable(json)
     _interruptible([], lambda: carry_out(Console(quiet=quiet), overrides or [], out, private, under or [], json))
-
-
-@bench.command()
-def engine(
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int, typer.Option(help="Threads for everybody; 0: all cores.")] = 0,
-    precision: Annotated[str, typer.Option(help="float32, tf32 or bf16, for ours on a GPU.")] = "float32",
-    only: Annotated[list[str] | None, typer.Option(help="A scenario such as mlp/fedavg, or a pattern.")] = None,
-    repeats: Annotated[int, typer.Option(help="Repetitions in which everybody takes a turn.")] = 5,
-    limit: Annotated[
-        float | None, typer.Option(help="Seconds of turns after which a scenario stops repeating.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny, to see that it works.")] = False,
-    page: Annotated[Path | None, typer.Option(help="Write the results page to this Markdown file.")] = None,
-    reports: Annotated[
-        list[Path] | None, typer.Option("--from", help="Measure nothing; write the page from this saved JSON.")
-    ] = None,
-    json: Json = None,
-    quiet: Quiet = False,
-) -> None:
-    """Training a cohort: ours against lean loops, Opacus, pfl and Flower's simulation; memory and growth.
-
-    Examples:
-    `fedveil bench engine --only mlp/fedavg --quick`
-
-    `fedveil bench engine --json engine.json --page engine.md`
-
-    `fedveil bench engine --from cpu.json --from gpu.json --page docs/results/engine.md`
-    """
-    from fedveil.bench import page as pages
-    from fedveil.bench.engine import Options
-    from fedveil.bench.terminal import measure, show
-    from fedveil.core.files import write_bytes
-
-    _writable(json)
-    _writable(page, "--page")
-    if reports:
-        if page is None or json is not None:
-            raise Refused("--from: it only writes a page from saved reports; add --page FILE, and leave --json out")
-        write_bytes(page, pages.page(pages.read(reports)).encode())
-        return
-    options = Options(device, threads, precision, tuple(only or ()), repeats, limit, quick)
-    console = Console(quiet=quiet)
-    report = measure(console, options, json)
-    show(console, report)
-    if page is not None:
-        write_bytes(page, pages.page([report]).encode())
 
 
 def _plan(config: dict[str, Any], quiet: bool, json: Path | None) -> None:
@@ -326,12 +271,6 @@ def _interruptible(place: Path | list[Path], work: Any) -> Any:
         where = f"; go on with `fedveil resume {folder}`" if folder else ""
         print(f"interrupted{where}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-
-
-def _writable(path: Path | None, option: str = "--json") -> None:
-    """Refuse before the work, not after it, when its outcome could not be written."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise Refused(f"{option}: there is no folder {path.absolute().parent}; create it or give another path")
 
 
 def _listeners(quiet: bool) -> list[Any]:
