@@ -97,3 +97,38 @@ def aggregate(
     console.print(found, asked)
     if page is not None:
         write_bytes(page, rules.page([report]).encode())
+
+
+@bench.command()
+def secagg(
+    clients: Annotated[int, typer.Option(help="Clients of a round.")] = 100,
+    repeats: Annotated[int, typer.Option(help="Repetitions of ours; Flower's primitives get fewer.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Tiny, to see that it works.")] = False,
+    page: Annotated[Path | None, typer.Option(help="Write the results page to this Markdown file.")] = None,
+    json: Json = None,
+    quiet: Quiet = False,
+) -> None:
+    """Secure aggregation by masks: client and server, against Flower's primitives and the bare cipher.
+
+    Example:
+    `fedveil bench secagg --quick`
+    """
+    from fedveil.bench import secagg_page as pages
+    from fedveil.bench.secagg import Options, run
+    from fedveil.core.files import write_bytes
+    from fedveil.runtime.folder import write_json
+
+    writable(json)
+    writable(page, "--page")
+    console = Console(quiet=quiet)
+    tiny = Options(lengths=(2000, 4000), clients=min(clients, 12), repeats=2, peer_repeats=1, quick=True)
+    options = tiny if quick else Options(clients=clients, repeats=repeats)
+    report = run(options, lambda words: console.print(words, highlight=False))
+    table = Table("goal", "asked", "measured", "", box=SIMPLE, title="Secure aggregation", title_justify="left")
+    for row in pages.goals(report):
+        table.add_row(*row)
+    console.print(table)
+    if json is not None:
+        write_json(json, report)
+    if page is not None:
+        write_bytes(page, pages.page(report).encode())

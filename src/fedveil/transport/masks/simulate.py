@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fedveil.transport.masks.client import Client
 from fedveil.transport.masks.crypto import Words
 from fedveil.transport.masks.plan import Plan
+from fedveil.transport.masks.rejected import Rejected
 from fedveil.transport.masks.server import Server
 from fedveil.transport.masks.session import Session
 
@@ -35,7 +36,8 @@ class Traffic:
 def summed(plan: Plan, bits: int, rows: Words, leaving: Mapping[int, str], traffic: Traffic) -> tuple[Words, list[int]]:
     """The sum of rows modulo 2^bits over those whose upload arrived, and who they are.
 
-    ``leaving`` says before which stage a client drops out; ``traffic`` is counted also where the session is aborted.
+    ``leaving`` says before which stage a client drops out; one that cannot answer safely leaves by itself. ``traffic``
+    is counted also where the session is aborted.
     """
     identities = [Ed25519PrivateKey.generate() for _ in rows] if plan.active else []
     members = tuple(key.public_key().public_bytes_raw() for key in identities)
@@ -49,7 +51,12 @@ def summed(plan: Plan, bits: int, rows: Words, leaving: Mapping[int, str], traff
         stage = server.stage
         for seat in [k for k, left in leaving.items() if left == stage]:
             clients.pop(seat, None)
-        answers = [_answer(client, stage, frames.get(seat, b""), rows) for seat, client in clients.items()]
+        answers = []
+        for seat, client in list(clients.items()):
+            try:
+                answers.append(_answer(client, stage, frames.get(seat, b""), rows))
+            except Rejected:  # too few neighbours are left for it to be safe: it leaves as well
+                del clients[seat]
         traffic.count(stage, answers, [])
         for answer in answers:
             server.receive(answer)
