@@ -5,7 +5,15 @@ import sys
 
 import orjson
 
-DIGITS = ("data=digits", "model=logistic", "population=10", "cohort=10", "privacy.epsilon=4", "lr=0.5", "local_epochs=3")
+DIGITS = (
+    "data=digits",
+    "model=logistic",
+    "population=10",
+    "cohort=10",
+    "privacy.epsilon=4",
+    "lr=0.5",
+    "local_epochs=3",
+)
 
 
 def fedveil(*arguments, cwd):

@@ -8,9 +8,9 @@ from tests.support import blobs
 
 import fedveil
 from fedveil.core.errors import Refused
-from fedveil.privacy.rdp import plain, to_epsilon, ORDERS
 from fedveil.privacy.events import Event
 from fedveil.privacy.ledger import Ledger
+from fedveil.privacy.rdp import ORDERS, plain, to_epsilon
 from fedveil.privacy.shuffling import Crowd, composed_epsilon
 from fedveil.privacy.weightwise import ALONE
 
@@ -77,7 +77,8 @@ def test_a_crowd_is_no_larger_than_what_the_shuffler_insists_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "overrides", [("split=layer", "transport=shuffle"), ("transport=plain",), ("transport=shuffle", "transport.split=layer")]
+    "overrides",
+    [("split=layer", "transport=shuffle"), ("transport=plain",), ("transport=shuffle", "transport.split=layer")],
 )
 def test_no_shuffled_row_without_single_weights(tmp_path, overrides):
     assert not any(r.observer == ALONE for r in run(tmp_path / "run", *overrides).statement.rows)

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def test_the_piecewise_density_is_private_and_unbiased(epsilon):
         breaks = [-c, low, low + c - 1, c]
         mean = sum(
             integrate.quad(lambda x, t=t: x * density(x, t, epsilon), a + 1e-12, b - 1e-12)[0]
-            for a, b in zip(breaks, breaks[1:], strict=False)
+            for a, b in pairwise(breaks)
             if b - a > 1e-9
         )
         assert mean == pytest.approx(t, abs=1e-6)
@@ -169,7 +170,14 @@ def test_samples_of_the_hybrid_show_no_more_than_epsilon():
 
 @pytest.mark.parametrize(
     ("epsilon", "two", "mixed"),
-    [(0.3, 45.11, 45.11), (1, 4.683, 4.289), (2, 1.724, 1.042), (4, 1.076, 0.219), (8, 1.001, 0.0249), (10, 1.0, 0.009)],
+    [
+        (0.3, 45.11, 45.11),
+        (1, 4.683, 4.289),
+        (2, 1.724, 1.042),
+        (4, 1.076, 0.219),
+        (8, 1.001, 0.0249),
+        (10, 1.0, 0.009),
+    ],
 )
 def test_worst_variances_of_the_literature(epsilon, two, mixed):
     assert worst_variance("two_point", epsilon) == pytest.approx(two, rel=5e-3)

@@ -111,7 +111,8 @@ def test_the_calculator():
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("clients", 0), ("epsilon", 0.0), ("epsilon", 99.0), ("dim", 0), ("rounds", -1), ("delta", 2.0)]
+    ("setting", "value"),
+    [("clients", 0), ("epsilon", 0.0), ("epsilon", 99.0), ("dim", 0), ("rounds", -1), ("delta", 2.0)],
 )
 def test_the_calculator_refuses(setting, value):
     with pytest.raises(Refused, match=setting):
