@@ -17,11 +17,11 @@ MARGIN = 0.015
 
 HEAD = """# LDP-FL on MNIST and Fashion-MNIST
 
-`python -m experiments.ldp_fl` computes this page: all runs of the table below, then every number in the text. Accuracy is
-on the common test set after the last round, mean and range over seeds. ε is per weight and round, as in the paper; the
-columns behind it say what a client of this study spends: *composed*, trusting nobody, and *shuffled*, trusting the
-shuffler and the other clients (`split=weight`). Both are at delta {delta:g}, by `fedveil budget ldp`. *Clamp alone* is the
-same run without any mechanism. [How to read these](../ldp-fl.md).
+`python -m experiments.ldp_fl` computes this page: all runs of the tables below, then every number in the text.
+Accuracy is on the common test set after the last round, mean and range over seeds. ε is per weight and round, as in
+the paper; the columns behind it say what a client of this study spends: *composed*, trusting nobody, and *shuffled*,
+trusting the shuffler and the other clients (`split=weight`). Both are at delta {delta:g}, by `fedveil budget ldp`.
+*Clamp alone* is the same run without any mechanism. [How to read these](../ldp-fl.md).
 """
 
 
