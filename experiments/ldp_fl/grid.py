@@ -46,17 +46,18 @@ class Task:
 
     def rows(self) -> Iterator[Row]:
         """The most important first: an interrupted study has them."""
+        alone = ("mechanism", "clamp")
+        yield Row("fixed range", self.headline, self.fixed)
+        yield Row("fixed range, clamp alone", None, (*self.fixed, alone))
         yield Row("adaptive range", self.headline, self.adaptive)
-        yield Row("adaptive range, clamp alone", None, (*self.adaptive, ("mechanism", "clamp")))
         for epsilon in self.sweep:
             if epsilon != self.headline:
-                yield Row("adaptive range", epsilon, self.adaptive)
-        yield Row("hybrid, adaptive range", self.headline, (*self.adaptive, ("mechanism", "hybrid")))
-        yield Row("fixed range", self.headline, self.fixed)
-        yield Row("fixed range, clamp alone", None, (*self.fixed, ("mechanism", "clamp")))
+                yield Row("fixed range", epsilon, self.fixed)
+        yield Row("hybrid, fixed range", self.headline, (*self.fixed, ("mechanism", "hybrid")))
+        yield Row("adaptive range, clamp alone", None, (*self.adaptive, alone))
         paper = (("perturb", "weights"), ("range", "fixed"), ("radius", self.fixed_weights))
         yield Row("whole weights, the paper's fixed range", self.headline, paper)
-        yield Row("whole weights, the paper's fixed range, clamp alone", None, (*paper, ("mechanism", "clamp")))
+        yield Row("whole weights, the paper's fixed range, clamp alone", None, (*paper, alone))
 
     def cells(self) -> Iterator[Cell]:
         """Every row with every seed; all seeds of a row together."""
@@ -119,8 +120,8 @@ MNIST = Task(
     sweep=(0.3, 1.0, 4.0),
     fixed_weights=0.075,
     settings=TRAINING,
-    adaptive=(("radius", 0.05), ("width", 6.0)),
-    fixed=(("range", "fixed"), ("radius", 0.02)),
+    adaptive=(("width", 2.0), ("decay", 0.92)),
+    fixed=(("range", "fixed"), ("radius", 0.05), ("decay", 0.92)),
 )
 FASHION = Task(
     name="fashion_mnist",
@@ -132,8 +133,8 @@ FASHION = Task(
     goal=0.86,
     sweep=(1.0, 2.0, 4.0),
     fixed_weights=0.015,
-    settings=TRAINING,
-    adaptive=(("radius", 0.05), ("width", 8.0)),
-    fixed=(("range", "fixed"), ("radius", 0.02)),
+    settings=(*TRAINING[:-2], ("local_epochs", 5), TRAINING[-1]),
+    adaptive=(("width", 1.5), ("decay", 0.97)),
+    fixed=(("range", "fixed"), ("radius", 0.04), ("decay", 0.97)),
 )
 TASKS = (MNIST, FASHION)

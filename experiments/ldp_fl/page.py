@@ -105,13 +105,13 @@ def verdict(task: Task, read: Read) -> str:
 def compare(task: Task, read: Read) -> str:
     """Ranges and mechanisms side by side, in words, from the same numbers."""
     rows = {(row.label, row.epsilon): row for row in task.rows()}
-    adaptive = scores(task, rows["adaptive range", task.headline], read)
+    ours = scores(task, rows["fixed range", task.headline], read)
     said = []
-    for label in ("fixed range", "hybrid, adaptive range", "whole weights, the paper's fixed range"):
+    for label in ("adaptive range", "hybrid, fixed range", "whole weights, the paper's fixed range"):
         other = scores(task, rows[label, task.headline], read)
-        if adaptive and other:
-            gap = 100 * (statistics.mean(other) - statistics.mean(adaptive))
-            said.append(f"{label}: {gap:+.2f} points against the adaptive range at ε = {task.headline:g}")
+        if ours and other:
+            gap = 100 * (statistics.mean(other) - statistics.mean(ours))
+            said.append(f"{label}: {gap:+.2f} points against the fixed range at ε = {task.headline:g}")
     return "; ".join(said) + "." if said else ""
 
 
