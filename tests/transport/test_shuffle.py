@@ -17,7 +17,7 @@ from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 from fedveil.core.streams import stream
 from fedveil.transport.plain import Plain
-from fedveil.transport.shuffle import Shuffle
+from fedveil.transport.shuffle import Shuffle, shuffler
 from fedveil.transport.shuffle.client import departures, parts
 from fedveil.transport.shuffle.journey import open_batches, weights_on_the_wire
 from fedveil.transport.shuffle.messages import LONGEST, VERSION, Batch, Malformed, Open, Part
@@ -79,6 +79,34 @@ def test_a_process_of_its_own_shuffles_alike():
     apart, log = carry(Shuffle(split="layer", apart=True), signal)
     assert torch.equal(apart.uploads["move"], carry(Shuffle(split="layer"), signal)[0].uploads["move"])
     assert log["refused"] == {}
+
+
+def test_a_shuffler_that_ended_costs_a_round_and_no_more():
+    assert carry(Shuffle(split="layer", apart=True), bits())[0].bytes_up > 0
+    shuffler._running[0].kill()
+    shuffler._running[0].wait()
+    assert carry(Shuffle(split="layer", apart=True), bits())[0].bytes_up > 0, "another one was started"
+    half = shuffler.Apart(Open(1, (49,), 1))
+    half.process.kill()
+    half.process.wait()
+    with pytest.raises(Aborted, match="ended"):
+        half.release()
+
+
+def test_one_process_keeps_rounds_apart():
+    """Two rounds through one process: nothing of the first is left in the second."""
+    first, second = bits(seed=1), bits(seed=2)
+    for signal in (first, second):
+        delivery, log = carry(Shuffle(split="layer", apart=True), signal)
+        assert torch.allclose(delivery.uploads["move"], signal.value.mean(dim=0, keepdim=True), atol=1e-6)
+        assert log["refused"] == {}
+
+
+def test_a_batch_that_no_message_can_hold_is_refused():
+    signal = Signal(torch.zeros(1, 1).expand(2000, 20_000))
+    ctx = Context(1, Layout(("a",), ((20_000,),)), list(range(2000)), [])
+    with pytest.raises(Refused, match="transport.split"):
+        Shuffle(split="layer").carry({"move": signal}, torch.ones(2000) / 2000, ctx)
 
 
 def test_lost_parts_are_missing_coordinate_by_coordinate():

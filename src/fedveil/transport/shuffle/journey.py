@@ -21,10 +21,10 @@ from fedveil.core.parts import Delivery, View
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 from fedveil.transport.shuffle.client import departures, parts
-from fedveil.transport.shuffle.messages import Batch, Malformed, Open, Part
+from fedveil.transport.shuffle.messages import LONGEST, Batch, Malformed, Open, Part
 from fedveil.transport.shuffle.reports import Codec, Rows
 from fedveil.transport.shuffle.sealing import OVERHEAD, unseal
-from fedveil.transport.shuffle.shuffler import Apart, Shuffler, Shuffling
+from fedveil.transport.shuffle.shuffler import ENVELOPE, Apart, Shuffler, Shuffling
 
 Split = Literal["weight", "layer"]
 Arrived = np.ndarray[Any, np.dtype[np.bool_]]
@@ -96,6 +96,11 @@ class Shuffle:
             raise Refused(
                 f"transport.seal: {clients} clients sealing {len(lengths):,} parts each takes minutes a round; "
                 "set split=layer, or transport.seal=false to simulate the order alone"
+            )
+        if self.seal and clients * (max(lengths) + ENVELOPE + OVERHEAD) > LONGEST:
+            raise Refused(
+                f"transport.split: {clients} parts of {max(lengths):,} bytes make a batch above the limit of "
+                f"{LONGEST:,}; use mechanism=two_point or split=weight, or transport.seal=false to simulate the order alone"
             )
         came = self._arrivals(clients, len(lengths), ctx)
         least = max(1, int(np.ceil(self.least * clients - 1e-9)))
