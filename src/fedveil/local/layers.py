@@ -30,8 +30,8 @@ class Frame:
         """Whether convolutions take clients in turn, as is fastest on a CPU."""
         self.precision: Precision = "float32"
         """Of the products that a step is making."""
-        self.into: dict[str, Views] = {}
-        self.beta = self.alpha = 1.0
+        self.into: dict[str, dict[str, Into]] = {}
+        """Where gradients go, by layer and name."""
         self.blank: Tensor | None = None
         """Examples whose gradients count as zero, whatever they are."""
         self.books: list[tuple[Layer, Tensor, Tensor]] | None = None
@@ -92,7 +92,7 @@ class Frame:
 
     def targets(self, layer: Layer) -> dict[str, Into]:
         """Where this layer's gradients go."""
-        return {name: Into(rows, self.beta, self.alpha) for name, rows in self.into[layer.place].items()}
+        return self.into[layer.place]
 
 
 def _over(examples: Tensor, values: Tensor) -> Tensor:
