@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedveil.core.native import squared_rows
 from fedveil.local.precision import Precision
 from fedveil.local.steps import Into
 from fedveil.local.unfold import has_kernels
@@ -177,8 +178,7 @@ def squared(x: Tensor) -> Tensor:
         from fedveil.local import device_norm
 
         return device_norm.squares(x.reshape(len(x), -1))
-    norms: Tensor = torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1, dtype=torch.float64)
-    return norms.square_()
+    return squared_rows(x.reshape(len(x), -1))
 
 
 def gram_is_smaller(places: int, size: int) -> bool:
