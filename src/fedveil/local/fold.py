@@ -12,7 +12,8 @@ from fedveil.core.method import Method
 from fedveil.core.stage import PerSample
 from fedveil.local.conv import Conv2d
 from fedveil.local.fused import FusedGroupNorm, fuse
-from fedveil.local.layers import Embedding, Frame, GroupNorm, Layer, LayerNorm, Linear, Views, squared
+from fedveil.local.layers import Embedding, Frame, GroupNorm, Layer, LayerNorm, Views, squared
+from fedveil.local.linear import Linear
 from fedveil.local.losses import per_example
 from fedveil.local.objective import Objective
 from fedveil.local.precision import Precision, products
@@ -79,7 +80,10 @@ class Folded:
 
     def _losses(self, x: Tensor, y: Tensor, marks: Marks, *, mean: bool) -> Tensor:
         """Each example's loss, after layers got to know gradients."""
+        self.frame.counts = None
         if self.straight is not None and self.straight.fits(x, y):
+            if marks.real is not None:
+                self.frame.counts = marks.counts.tolist()
             return self.straight.losses(x, y, _shares(x.new_empty(len(x)), marks, mean=mean))
         with torch.enable_grad():
             losses = self.loss(self.module(x), y)

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedveil.local.fused import hooked
-from fedveil.local.layers import Layer, Linear
+from fedveil.local.layers import Layer
+from fedveil.local.linear import Linear
 from fedveil.local.objective import Loss
 
 _nll = torch.ops.aten.nll_loss_forward.default
