@@ -29,7 +29,7 @@ class Linear(Layer):
     def output(self, a: Tensor) -> Tensor:
         """One product per client."""
         rows, weight = self._rows(a), self.views["weight"].transpose(1, 2)
-        if self.frame.in_turn and self._large:
+        if self.frame.in_turn and self._large and not self.frame.half:
             out = self._in_turn(rows)
         elif "bias" in self.views and not self.frame.half:
             out = torch.baddbmm(self.views["bias"][:, None], rows, weight)

@@ -1,7 +1,8 @@
 """Layers one after another, forward and backward without autograd, whose own cost a small step feels.
 
-A step of ten clients of a small model takes less than a millisecond on a CPU; recording and walking autograd's graph,
-with a callback into Python for each layer, is a good part of it, and threads wait for each other meanwhile.
+A step of a few clients of a small model takes less than a millisecond on a CPU. Recording and walking autograd's graph,
+with a callback into Python for each layer, is a good part of it: without, and with views of the rows that last, a round
+of FedAvg (ten clients, MLP) takes 44 instead of 57 ms of CPU time, one client at a time 66 instead of 115.
 """
 
 from __future__ import annotations

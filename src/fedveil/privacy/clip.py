@@ -27,10 +27,10 @@ def margin(dtype: torch.dtype) -> float:
 
 
 def factors(norms: Tensor, norm: float, dtype: torch.dtype) -> Tensor:
-    """min(1, C/norm) in float64; 0 where a norm is not finite."""
+    """min(1, C/norm) in float64; 0 where a norm is not finite, or so large that ``dtype`` rounds the factor coarsely."""
     wide = norms.double()
     scale = torch.where(wide > norm, margin(dtype) * norm / wide, torch.ones_like(wide))
-    return torch.where(torch.isfinite(wide), scale, torch.zeros_like(wide))
+    return torch.where(torch.isfinite(wide) & (scale >= torch.finfo(dtype).tiny), scale, torch.zeros_like(wide))
 
 
 def row_norms(value: Tensor) -> Tensor:
