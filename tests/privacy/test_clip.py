@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from fedveil.core.errors import Refused
 from fedveil.core.flat import Layout
@@ -32,8 +32,13 @@ def exact_norms(value: torch.Tensor) -> list[float]:
     return [math.hypot(*row) for row in value.double().tolist()]
 
 
+HUGE = np.array([[5.826548e33, 0, 0, 0, 0, 0, 0]], dtype=np.float32)
+"""A row whose factor float32 holds with a few bits only."""
+
+
 @settings(max_examples=200, deadline=None)
 @given(rows, st.floats(1e-6, 1e6))
+@example(HUGE, 1e-6)
 def test_no_row_is_ever_longer_than_the_norm(value: np.ndarray, norm: float):
     out = clip(norm)(Signal(torch.from_numpy(value)), NOWHERE)
     assert all(length <= norm for length in exact_norms(out.value))
