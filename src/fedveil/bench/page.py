@@ -39,7 +39,7 @@ RULES = """\
 
 
 def read(paths: Sequence[Path]) -> list[Report]:
-    """Reports that were saved as JSON; parts of one report, measured on the same machine with ``--only``, are joined."""
+    """Reports that were saved as JSON; parts of one report, measured on one machine with ``--only``, are joined."""
     found: list[Report] = []
     for path in paths:
         try:
