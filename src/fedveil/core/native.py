@@ -32,6 +32,6 @@ def squared_rows(x: Tensor) -> Tensor:
             kernel.squares(out.numpy(), x.numpy())
             return out
         if x.numel() > BLOCK:
-            return torch.stack([part.double().square_().sum(1) for part in x.split(BLOCK, dim=1)]).sum(0)
+            return torch.stack([part.double().square_().sum(1) for part in torch.split(x, BLOCK, dim=1)]).sum(0)
     norms: Tensor = torch.linalg.vector_norm(x, dim=1, dtype=torch.float64)
     return norms.square_()

@@ -115,7 +115,7 @@ class Conv2d(Layer):
         stride, padding, dilation, groups = self._settings
         groups *= len(kernels) // whole[0]
         found = _BACKWARD(g, a, kernels, None, stride, padding, dilation, False, (0, 0), groups, (False, True, False))
-        return found[1].view(-1, *whole)
+        return found[1].view(-1, *whole)  # type: ignore[no-any-return]
 
     @property
     def _window(self) -> Window:

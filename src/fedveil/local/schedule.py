@@ -125,7 +125,9 @@ class Pool:
             if not room or len(room[0]) < len(rows):
                 room[:] = [xs[0].new_empty(len(rows), *xs[0].shape[1:])]
             x = room[0][: len(rows)]
-            for values, index, place in zip(xs, rows.split(step.width), x.split(step.width), strict=False):
+            for values, index, place in zip(
+                xs, torch.split(rows, step.width), torch.split(x, step.width), strict=False
+            ):
                 torch.index_select(values, 0, index, out=place)
             return x, ys.index_select(0, torch.from_numpy((step.rows.reshape(n, -1) + starts[:n]).reshape(-1)))
 

@@ -27,7 +27,7 @@ def margin(dtype: torch.dtype) -> float:
 
 
 def factors(norms: Tensor, norm: float, dtype: torch.dtype) -> Tensor:
-    """min(1, C/norm) in float64; 0 where a norm is not finite, or so large that ``dtype`` rounds the factor coarsely."""
+    """min(1, C/norm) in float64; 0 where a norm is not finite, or the factor is denormal, which rounds coarsely."""
     wide = norms.double()
     scale = torch.where(wide > norm, margin(dtype) * norm / wide, torch.ones_like(wide))
     return torch.where(torch.isfinite(wide) & (scale >= torch.finfo(dtype).tiny), scale, torch.zeros_like(wide))

@@ -142,12 +142,12 @@ def add_on_grid(value: Tensor, ctx: Context, draw: Draw, scales: list[float]) ->
             onto(places[row], givens[row], noise, grid)
 
     # Views by numpy, once: for a block they would take as long as the block.
-    compiled = kernel is not None and not value.is_cuda and value.stride(1) == 1 and value.dtype in WIDE
-    places, givens = (out.numpy(), value.numpy()) if compiled else (out, value)
+    compiled = None if value.is_cuda or value.stride(1) != 1 or value.dtype not in WIDE else kernel
+    places, givens = (out.numpy(), value.numpy()) if compiled is not None else (out, value)
 
     def onto(place: Any, given: Any, noise: Floats, grid: float) -> None:
-        if compiled:
-            kernel.onto(place, given, noise, grid)
+        if compiled is not None:
+            compiled.onto(place, given, noise, grid)
             return
         # A power of two as a factor, and float64 sums of float32: both are exact.
         steps = torch.from_numpy(noise).to(given.device).add_(given, alpha=1 / grid)
