@@ -6,8 +6,11 @@ import torch
 from tests.support import blobs
 
 import fedveil
+from fedveil.core.flat import Layout
 from fedveil.core.method import Method
+from fedveil.core.parts import Controller
 from fedveil.core.signal import Signal
+from fedveil.core.stage import Context
 from fedveil.runtime.build import build_aggregate
 from fedveil.runtime.config import options, resolve
 from fedveil.runtime.prepare import prepare
@@ -23,7 +26,15 @@ def noise(name, sigma=1.0):
 
 
 def aggregator(name):
-    return build_aggregate(resolve([f"aggregate={name}", "declared_f=1"])["aggregate"], 9)
+    rule = build_aggregate(resolve([f"aggregate={name}", "declared_f=1"])["aggregate"], 9)
+    if not isinstance(rule, Controller):
+        return rule
+
+    def chosen(uploads, weights):
+        ctx = Context(1, Layout(("w",), ((uploads.dim,),)), list(range(uploads.rows)), [])
+        return rule.choose(rule.init(), uploads, ctx)[0](uploads, weights)
+
+    return chosen
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -6,12 +6,13 @@
 [1.100000023841858, 1.5]
 """
 
-from fedveil.aggregate.before import bucketing, clip_norms, nearest_neighbour_mixing
+from fedveil.aggregate.before import bucketing, nearest_neighbour_mixing
 from fedveil.aggregate.bulyan import bulyan
 from fedveil.aggregate.centered_clipping import centered_clipping
 from fedveil.aggregate.geometric_median import geometric_median
 from fedveil.aggregate.krum import krum, multi_krum
 from fedveil.aggregate.mda import mda
+from fedveil.aggregate.norms import clip_norms
 from fedveil.aggregate.order import median, trimmed_mean
 
 __all__ = [

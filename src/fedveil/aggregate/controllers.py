@@ -81,9 +81,9 @@ class Adaptive(Controller):
 
     byzantine: int = 0
     detector: str = "calibrated"
-    calibration: int = 120
-    window: int = 15
-    drift: float = 2.0
+    calibration: int = 125
+    window: int = 20
+    drift: float = 1.5
     alarm: Literal["centered_clipping", "trimmed_mean"] = "centered_clipping"
     theta1: float | None = None
     theta2: float | None = None
@@ -206,11 +206,14 @@ def _finite(found: Measured) -> Tensor:
 
 
 def _calibrate(memory: Memory) -> None:
-    """The 95 and 99 % points over all scored rounds of the phase, if there were enough of them."""
-    scored = memory["scores"][~memory["scores"].isnan()]
+    """The 95 and 99 % points over all scored rounds of the phase, if there were enough of them.
+
+    Of m scores the ⌈q(m + 1)⌉-th smallest: of rounds like these, a share of at most 1 − q lies above it.
+    """
+    scored = memory["scores"][~memory["scores"].isnan()].sort().values
     if len(scored) >= ENOUGH:
-        points = torch.tensor([0.95, 0.99], dtype=torch.float64)
-        memory["thresholds"] = torch.quantile(scored, points)
+        places = [min(len(scored), math.ceil(q * (len(scored) + 1))) - 1 for q in (0.95, 0.99)]
+        memory["thresholds"] = scored[places].clone()
 
 
 @dataclass(frozen=True, kw_only=True)

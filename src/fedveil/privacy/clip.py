@@ -26,10 +26,11 @@ def margin(dtype: torch.dtype) -> float:
 
 
 def factors(norms: Tensor, norm: float, dtype: torch.dtype) -> Tensor:
-    """min(1, C/norm) in float64; 0 where a norm is not finite."""
+    """min(1, C/norm) in float64; 0 where a norm is not finite, or so large that ``dtype`` cannot hold the factor."""
     wide = norms.double()
     scale = torch.where(wide > norm, margin(dtype) * norm / wide, torch.ones_like(wide))
-    return torch.where(torch.isfinite(wide), scale, torch.zeros_like(wide))
+    held = torch.isfinite(wide) & (scale >= torch.finfo(dtype).tiny)
+    return torch.where(held, scale, torch.zeros_like(wide))
 
 
 BLOCK = 2**15

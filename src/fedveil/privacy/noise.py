@@ -131,7 +131,9 @@ def add_on_grid(value: Tensor, ctx: Context, draw: Draw, scales: list[float]) ->
 
         keys = torch.tensor([device_key(s) for s in streams], device=value.device)
         return device_noise.add_on_grid(value, keys, value.new_tensor(scales, dtype=torch.float64), FINE)
+    value = value.detach()
     out, size = torch.empty_like(value), value.shape[1]
+    plain = not value.is_cuda and value.is_contiguous() and value.dtype in (torch.float32, torch.float64)
 
     def add(row: int, _: int) -> None:
         grid = power_of_two(scales[row] * FINE)
@@ -146,7 +148,7 @@ def add_on_grid(value: Tensor, ctx: Context, draw: Draw, scales: list[float]) ->
             onto(out[row], value[row], noise, grid)
 
     def onto(place: Tensor, given: Tensor, noise: Floats, grid: float) -> None:
-        if kernel is not None and not given.is_cuda and given.is_contiguous():
+        if kernel is not None and plain:
             kernel.onto(place.numpy(), given.numpy(), noise, grid)
             return
         # A power of two as a factor, and float64 sums of float32: both are exact.
