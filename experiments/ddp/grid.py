@@ -75,8 +75,8 @@ CENTRAL = Row("central Gaussian, a trusted server", "central")
 ROWS = (
     CENTRAL,
     Row("Skellam, all stay and nobody colludes", "skellam"),
-    Row("Skellam, up to 10 may be lost and 5 collude", "skellam", 0.1, 0.05),
-    Row("Skellam, up to 10 may be lost and 5 collude; 10 are lost", "skellam", 0.1, 0.05, 0.1),
+    Row("Skellam, up to 10 may be lost and 5 collude", "skellam", 0.1, 0.05, whole_grid=False),
+    Row("Skellam, up to 10 may be lost and 5 collude; 10 are lost", "skellam", 0.1, 0.05, 0.1, whole_grid=False),
     Row("discrete Gaussian, all stay and nobody colludes", "discrete_gaussian", whole_grid=False),
 )
 

@@ -21,8 +21,11 @@ AGGREGATORS = options("aggregate")
 
 def noise(name, sigma=1.0):
     """A private method needs to be told how much noise it adds, and shared noise a transport that shows sums alone."""
+    settings = resolve([f"method={name}"])["method"]
+    if "split" in settings:  # private weight by weight, at an epsilon of its own
+        return [f"privacy.epsilon={1 if sigma >= 1 else 8}"]
     hidden = ["transport=masks"] if name == "ddp_fedavg" else []
-    return hidden + ([f"sigma={sigma}"] if "sigma" in resolve([f"method={name}"])["method"] else [])
+    return hidden + ([f"sigma={sigma}"] if "sigma" in settings else [])
 
 
 def aggregator(name):

@@ -97,6 +97,15 @@ def test_noise_is_calibrated_to_a_budget_that_it_then_fills(tmp_path):
     assert found.noise[0].mechanism == "skellam"
 
 
+@pytest.mark.parametrize("transport", ["masks", "he"])
+def test_a_plan_takes_losses_and_aborted_trials_as_they_come(transport):
+    """Whoever drops out of the trial round, or if it comes to nothing: the plan is there."""
+    for dropout in (0.3, 0.95):
+        method = ["sigma=3"] if transport == "masks" else ["method=fedavg"]
+        texts = [*SETTINGS, f"transport={transport}", f"transport.dropout={dropout}", *method, f"cohort={CLIENTS}"]
+        assert plan(prepare(resolve(texts), data=blobs(CLIENTS))).rounds == 4
+
+
 def test_a_budget_ends_the_run(tmp_path):
     result = run(tmp_path / "run", "sigma=3", f"privacy.epsilon={gaussian(3, 2) * 1.01}")
     assert result.summary["rounds"] == 2

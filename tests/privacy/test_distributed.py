@@ -191,7 +191,7 @@ def test_too_few_bits_are_refused_with_the_number_that_is_enough():
     journey(moves(50, 2000), bits=13, sigma=4.0)
     with pytest.raises(Refused, match=r"transport\.bits: 7 bits hold no sum"):
         journey(moves(5, 20), bits=7)
-    with pytest.raises(Refused, match="colluding: with 5 of them, -1 honest"):
+    with pytest.raises(Refused, match=r"transport\.collusion: of 5 clients 5 may collude .* -1 honest"):
         journey(moves(5, 20), colluding=5, max_lost=1)
     with pytest.raises(Refused, match="discrete Gaussian would span"):
         journey(moves(300, 20), bits=14, sigma=0.5, noise="discrete_gaussian")

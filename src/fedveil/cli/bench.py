@@ -110,10 +110,8 @@ def secagg(
 ) -> None:
     """Secure aggregation by masks: client and server, against Flower's primitives and the bare cipher.
 
-    Examples:
+    Example:
     `fedveil bench secagg --quick`
-
-    `fedveil bench secagg --json secagg.json --page secure-aggregation.md`
     """
     from fedveil.bench import secagg_page as pages
     from fedveil.bench.secagg import Options, run

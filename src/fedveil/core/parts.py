@@ -132,7 +132,7 @@ class Transport(Protocol):
 
 
 class Promise(Protocol):
-    """What a transport that shows sums alone promises about one round."""
+    """What a transport that shows sums alone promises about one round; neither number falls with more clients."""
 
     @property
     def least(self) -> int:

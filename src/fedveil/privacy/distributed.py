@@ -104,12 +104,10 @@ class Distribute:
         one_of("noise", self.noise, _SAMPLERS)
         if not BITS[0] <= self.bits <= BITS[1]:
             raise Refused(f"transport.bits: {self.bits} bits hold no sum with its noise; give 18 or more")
-        if self.colluding < 0:
-            raise Refused(f"colluding: {self.colluding} is no number of clients; give 0 or more")
         if not 0 < self.honest <= self.fewest - self.colluding:
             raise Refused(
-                f"colluding: with {self.colluding} of them, {self.honest} honest shares of noise are left in a sum of "
-                f"{self.fewest} clients; assume fewer, or take larger cohorts"
+                f"transport.collusion: of {self.fewest} clients {self.colluding} may collude and others be lost, which "
+                f"leaves {self.honest} honest shares of noise; lower transport.max_dropout too, or take larger cohorts"
             )
 
     def grid(self, bound: float, dim: int) -> Grid:
@@ -194,9 +192,8 @@ def distribute(
     noise: Noise = "skellam",
 ) -> tuple[Distribute, Restore]:
     """The clients' stage and the server's, for cohorts of ``fewest`` to ``most`` and what the transport promises."""
-    promises = [transport.plan(n) for n in range(fewest, most + 1)]
-    colluding = max(p.colluders for p in promises)
-    honest = min(p.least for p in promises) - colluding
+    smallest, largest = transport.plan(fewest), transport.plan(most)
+    honest, colluding = smallest.least - largest.colluders, largest.colluders
     stage = Distribute(
         multiplier, fewest, most, honest, colluding, min(transport.bits, BITS[1]), noise, transport.trust
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 
+from fedveil.core.errors import Aborted
 from fedveil.core.round import arrive, depart
 from fedveil.core.stage import Context
 from fedveil.core.streams import stream
@@ -152,11 +154,13 @@ def _one_round(training: Training, planner: Planner) -> float:
         server=stream(seed, "trial"),
         batches=streams,
         weights=server["w"],
+        chance=stream(seed, "trial", "chance"),
     )
     with torch.random.fork_rng(devices=[]):
         moves = training.engine.train(method, server, method.local.drift(memory, server), ctx)
-    uploads, _ = depart(method, moves, memory, server, ctx)
-    arrive(method, uploads, training.shares(cohort, moves), server, ctx)
+    with suppress(Aborted):  # it takes its time all the same
+        uploads, _ = depart(method, moves, memory, server, ctx)
+        arrive(method, uploads, training.shares(cohort, moves), server, ctx)
     trained = time.perf_counter() - started
     test_scores(training, server)
     return trained + (time.perf_counter() - started - trained) / training.settings.evaluate.every

@@ -80,12 +80,14 @@ def decode(session: Session, kind: type[M], frame: bytes) -> M:
         raw: Any = msgpack.unpackb(frame)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
         raise Malformed(f"a frame of {kind.kind} that is no msgpack") from None
-    if not isinstance(raw, list) or len(raw) != 4 + len(fields(kind)) or raw[:2] != [MAGIC, VERSION]:
+    if not isinstance(raw, list) or len(raw) < 4 or raw[:2] != [MAGIC, VERSION]:
         raise Malformed(f"a frame of another protocol or version; this is version {VERSION}")
     if raw[2] != session.id:
         raise Foreign("a frame of another session")
     if raw[3] != kind.kind:
         raise Replayed(f"a frame of kind {raw[3]!r}, but {kind.kind} was expected")
+    if len(raw) != 4 + len(fields(kind)):
+        raise Malformed(f"{kind.kind}: {len(fields(kind))} fields were expected")
     checks = {"int": _is_seat, "list[bytes]": _are_bytes, "list[int]": _are_seats}
     for value, field in zip(raw[4:], fields(kind), strict=True):
         if not checks[str(field.type)](value, session):

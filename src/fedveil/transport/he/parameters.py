@@ -45,10 +45,10 @@ class Parameters:
             )
         if len(self.primes) < 2 or not all(30 <= bits <= 60 for bits in self.primes):
             raise Refused("primes: give two or more sizes from 30 to 60 bits, the last one for keys")
-        if self.precision > 2**-18:
+        if self.precision > 2**-18 * self.reach:
             raise Refused(
-                f"reach: sums of {self.clients} coordinates up to {self.reach:g} leave a precision of "
-                f"{self.precision:.1g}; lower it, or give more primes"
+                f"primes: sums of {self.clients} coordinates up to {self.reach:g} would have a precision of "
+                f"{self.precision:.1g}; give more primes, or keys for fewer clients"
             )
 
     @property

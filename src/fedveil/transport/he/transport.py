@@ -60,11 +60,11 @@ class Encrypted:
             "in this process, which held them all" if self.keys is None else f"for {keys.parameters.clients} clients"
         )
         return [
-            "Homomorphic aggregation: uploads are added under CKKS encryption (128-bit security), and two servers open "
-            "sums together. Neither learns a single upload as long as both follow the protocol and do not work "
-            "together, and the key centre has left without a copy of the key. The computer could pass a single upload off "
-            f"as a sum: that it does not is part of this trust. Keys were dealt {where}. Openings are flooded: 2^{OPENED} "
-            f"opened coordinates are within 2^-{LEAK} of telling sums alone."
+            "Homomorphic aggregation: uploads are added under CKKS encryption (128-bit security), and two servers "
+            "open sums together. Neither learns a single upload as long as both follow the protocol and do not work "
+            "together, and the key centre has left without a copy of the key. The computer could pass a single "
+            f"upload off as a sum: that it does not is part of this trust. Keys were dealt {where}. Openings are "
+            f"flooded: 2^{OPENED} opened coordinates are within 2^-{LEAK} of telling sums alone."
         ]
 
     def carry(self, uploads: Mapping[str, Signal], weights: Tensor, ctx: Context) -> Delivery:
