@@ -102,8 +102,8 @@ def _false(ours: Sequence[Scores], mean: float, loud: dict[str, float]) -> list[
     return [
         "### Goals", "", *_table(["what", "measured", "goal", ""], rows), "",
         "False alarms: rounds after the calibration phase, thresholds of each run's own phase. The thresholds that a "
-        f"run starts with (3.7 and 4.3) would have alarmed in {first[0]:.1%} and {first[1]:.1%} of all clean rounds. The "
-        "default controller alarms above theta1, and at the guard; its share is replayed on the clean scores.", "",
+        f"run starts with (3.7 and 4.3) would have alarmed in {first[0]:.1%} and {first[1]:.1%} of all clean rounds. "
+        "The default controller alarms above theta1, and at the guard; its share is replayed on the clean scores.", "",
     ]  # fmt: skip
 
 

@@ -174,7 +174,7 @@ def matrix(
     """Attacks against rules under budgets: every combination, with detection and a real ledger in each cell.
 
     Example:
-    `fedveil matrix attack=none,ipm aggregate=mean,median privacy=none,8 seed=0,1 rounds=5 attack.share=0.3`
+    `fedveil matrix attack=none,ipm aggregate=mean,median rounds=3 attack.share=0.3 --out matrix`
     """
     from fedveil.report.matrix_terminal import carry_out
 
