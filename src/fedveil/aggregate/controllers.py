@@ -76,7 +76,7 @@ class Adaptive(Controller):
 
     An alarm is a score above θ1, or a fallen guard. The baseline is the last ``window`` rounds without those whose
     score was above ``drift`` times θ1: training drifts, and a baseline that no alarmed round may enter soon alarms
-    in every round; one that every alarmed round enters takes a lasting attack for normal (docs/decisions/013).
+    in every round; one that every alarmed round enters takes a lasting attack for normal (docs/decisions/017).
     """
 
     byzantine: int = 0
