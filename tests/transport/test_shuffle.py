@@ -74,6 +74,16 @@ def test_the_weight_of_a_message_is_its_length(length, position):
     assert weights_on_the_wire(np.full(position + 1, length), 300)[position] == len(message)
 
 
+@pytest.mark.parametrize("seal", [True, False])
+def test_layers_of_bits_weigh_a_thirtieth_of_floats_and_64_bytes_a_part(seal):
+    layout = Layout(("a", "b", "c"), ((40_000,), (10,), (60_000,)))
+    signal = bits(clients=3, dim=layout.dim)
+    ctx = Context(1, layout, [0, 1, 2], [])
+    sent = Shuffle(split="layer", seal=seal).carry({"move": signal}, torch.ones(3) / 3, ctx).bytes_up
+    assert sent <= 3 * layout.dim * 4 / 30 + 64 * 9
+    assert sent > 3 * layout.dim / 8, "and no less than a bit each"
+
+
 def test_a_process_of_its_own_shuffles_alike():
     signal = bits()
     apart, log = carry(Shuffle(split="layer", apart=True), signal)

@@ -104,7 +104,8 @@ class Shuffle:
         if self.seal and clients * (max(lengths) + ENVELOPE + OVERHEAD) > LONGEST:
             raise Refused(
                 f"transport.split: {clients} parts of {max(lengths):,} bytes make a batch above the limit of "
-                f"{LONGEST:,}; use mechanism=two_point or split=weight, or transport.seal=false to simulate the order alone"
+                f"{LONGEST:,}; use mechanism=two_point or split=weight, or simulate the order alone with "
+                "transport.seal=false"
             )
         came = self._arrivals(clients, len(lengths), ctx)
         least = max(1, int(np.ceil(self.least * clients - 1e-9)))
