@@ -2,7 +2,7 @@
 
 A step of a few clients of a small model takes less than a millisecond on a CPU. Recording and walking autograd's graph,
 with a callback into Python for each layer, is a good part of it: without, and with views of the rows that last, a round
-of FedAvg (ten clients, MLP) takes 44 instead of 57 ms of CPU time, one client at a time 66 instead of 115.
+of FedAvg (ten clients, MLP) takes 0.77 of the CPU time, with one client at a time 0.57 (one thread, a busy machine).
 """
 
 from __future__ import annotations
