@@ -142,7 +142,7 @@ def test_adaptive_ranges_of_weights_change_and_are_kept_with_the_checkpoint(tmp_
     server = load((result.folder.checkpoint / f"round-{ROUNDS:06d}" / "server.safetensors").read_bytes())
     radii = server["on_delta.0"]
     assert radii.shape == (2,)
-    assert bool((radii < 5.0).all()), "far too wide a range narrows"
+    assert bool((radii != 5.0).all()), "a range follows the released weights"
 
 
 def test_the_clamp_alone_is_no_private_method(tmp_path):

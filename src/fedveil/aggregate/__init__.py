@@ -3,7 +3,7 @@
 >>> import torch
 >>> from fedveil.aggregate import krum
 >>> krum(torch.tensor([[1.0, 1.0], [1.0, 2.0], [1.1, 1.5], [0.9, 1.4], [99.0, 0.0]]), byzantine=1).tolist()
-[1.100000023841858, 1.5]
+[0.8999999761581421, 1.399999976158142]
 """
 
 from fedveil.aggregate.before import bucketing, nearest_neighbour_mixing
