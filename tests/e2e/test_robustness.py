@@ -31,7 +31,7 @@ def test_a_private_run_says_whom_its_statement_speaks_of(tmp_path):
         (("attack=alien",), "attack: 'alien' is unknown; did you mean 'alie'"),
         (("attack=alie", "attack.factor=2"), "attack.factor: there is no such setting"),
         (("attack.share=0.5",), "attack.share: there is no such setting"),
-        (("attack=zero", "attack.share=0.01"), "attack.share: 0.01 of 10 clients is nobody"),
+        (("attack=zero", "attack.share=0.001"), "clients is nobody; give at least"),
         (("attack=zero", "attack.share=2"), "attack.share: 2.0 is not a share of the clients"),
         (("attack=zero", "attack.onset=0"), "attack.onset: 0 is not a positive number"),
         (("attack=malformed", "attack.kind=loud"), "attack.kind: 'loud' is unknown"),
