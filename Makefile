@@ -27,6 +27,7 @@ check: $(VENV)/.suite
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/fedavg_loop.py
 	$(BIN)/python benchmarks/accounting.py
+	$(BIN)/python benchmarks/shuffle.py
 	mkdir -p runs
 	$(BIN)/fedveil bench engine --json runs/engine.json --page runs/engine.md
 

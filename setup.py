@@ -9,8 +9,8 @@ UNIX = os.name != "nt"
 setup(
     ext_modules=[
         Extension(
-            "fedveil.privacy._kernel",
-            ["src/fedveil/privacy/kernel.c"],
+            "fedveil.core._kernel",
+            ["src/fedveil/core/kernel.c"],
             extra_compile_args=["-O3", "-ffast-math"] if UNIX else [],  # not for linking: denormals would be lost
             libraries=["m"] if UNIX else [],  # glibc adds its vectorised functions to it
             optional=True,

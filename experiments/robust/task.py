@@ -14,7 +14,7 @@ from fedveil.data.idx import fashion_mnist
 from fedveil.local.models import mlp
 
 CLIENTS = 10
-TRAIN, TEST = 12_000, 4_000
+TRAIN, TEST = 12_000, 2_000
 HIDDEN = 32
 
 

@@ -23,8 +23,8 @@ from fedveil.local.attacks import Alie, Attack, GaussianNoise, Ipm, LabelFlip, M
 from fedveil.runtime.config import resolve
 from fedveil.runtime.prepare import Training, prepare
 
-CALIBRATION = 100
-ROUNDS = 180
+CALIBRATION = 125
+ROUNDS = 205
 DECLARED = (1, 2, 4)
 ATTACKS: dict[str, Attack] = {
     "sign_flip": SignFlip(),

@@ -119,6 +119,16 @@ def test_too_few_uploads_are_refused(name, f, least):
             getattr(rules, name)(numbers(0, 30), wrong)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("d", [1, 3])
+def test_uploads_are_left_as_they_were(name, d):
+    x = numbers(0, 13, d)
+    before = x.clone()
+    found = apply(name, x)
+    found += 1
+    assert torch.equal(x, before)
+
+
 def test_columns_beyond_a_block_and_threads_change_nothing():
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(11, 12 * WIDE + 3)))
     ordered = x.sort(dim=0).values

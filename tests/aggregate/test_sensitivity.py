@@ -87,11 +87,11 @@ def test_other_rules_have_a_bound_where_the_server_shortens_every_upload(name):
 def test_krum_moves_by_almost_twice_the_norm():
     """Two camps of equal strength: one client decides which of them is heard."""
     a = torch.tensor([1.0, 0.0])
-    camps = torch.stack([a, a, a * 0.9999, -a, -a, -a * 0.99989])
+    camps = torch.stack([a, a, a, a, -0.999 * a, -0.999 * a, -0.999 * a])
     jump = camps.clone()
-    jump[2] = 0
-    rule = Before((NormBound(1.0),), Krum(1))
-    one, other = (rule(Signal(x, 1.0, "client"), even(6)) for x in (camps, jump))
+    jump[3] = 0
+    rule = Before((NormBound(1.0),), Krum(2))
+    one, other = (rule(Signal(x, 1.0, "client"), even(7)) for x in (camps, jump))
     assert one.bound == 2.0
     assert 1.99 < float((one.value - other.value).norm()) <= 2.0
 

@@ -6,8 +6,11 @@ import torch
 from tests.support import blobs
 
 import fedveil
+from fedveil.core.flat import Layout
 from fedveil.core.method import Method
+from fedveil.core.parts import Controller
 from fedveil.core.signal import Signal
+from fedveil.core.stage import Context
 from fedveil.runtime.build import build_aggregate
 from fedveil.runtime.config import options, resolve
 from fedveil.runtime.prepare import prepare
@@ -18,12 +21,23 @@ AGGREGATORS = options("aggregate")
 
 def noise(name, sigma=1.0):
     """A private method needs to be told how much noise it adds, and shared noise a transport that shows sums alone."""
+    settings = resolve([f"method={name}"])["method"]
+    if "split" in settings:  # private weight by weight, at an epsilon of its own
+        return [f"privacy.epsilon={1 if sigma >= 1 else 8}"]
     hidden = ["transport=masks"] if name == "ddp_fedavg" else []
-    return hidden + ([f"sigma={sigma}"] if "sigma" in resolve([f"method={name}"])["method"] else [])
+    return hidden + ([f"sigma={sigma}"] if "sigma" in settings else [])
 
 
 def aggregator(name):
-    return build_aggregate(resolve([f"aggregate={name}", "declared_f=1"])["aggregate"], 9)
+    rule = build_aggregate(resolve([f"aggregate={name}", "declared_f=1"])["aggregate"], 9)
+    if not isinstance(rule, Controller):
+        return rule
+
+    def chosen(uploads, weights):
+        ctx = Context(1, Layout(("w",), ((uploads.dim,),)), list(range(uploads.rows)), [])
+        return rule.choose(rule.init(), uploads, ctx)[0](uploads, weights)
+
+    return chosen
 
 
 @pytest.mark.parametrize("name", METHODS)

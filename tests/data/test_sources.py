@@ -84,7 +84,7 @@ def test_what_a_source_needs_is_said() -> None:
         ("digits", {"partition": 3}, "partition: 3 is not allowed; give text or null"),
         ("digits", {"partition": "shards", "shards": 2.5}, "shards: 2.5 is not allowed; give a whole number or null"),
         ("digits", {"partition": "shards", "shards": True}, "shards: True is not allowed"),
-        ("digits", {"holdout": None}, "holdout: None is not allowed; give a number"),
+        ("digits", {"holdout": None}, "holdout: null is not allowed; give a number"),
         ("digits", {"population": "ten"}, "population: 'ten' is not allowed; give a whole number or null"),
         ("digits", {"seed": 1.5}, "seed: 1.5 is not allowed"),
         ("csv", {"path": None, "label": "y"}, "path: the data source 'csv' needs it; give data.path="),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,10 @@ def configuration(*texts: str) -> dict[str, Any]:
             groups[group].append(text)
         else:
             plain[name] = yaml.safe_load(value)
-    config = deepcopy(_resolved(*groups["method"])) | plain
+    config = deepcopy(_resolved(*groups["method"]))
+    for name, value in plain.items():
+        *path, last = name.split(".")
+        reduce(dict.__getitem__, path, config)[last] = value
     config["model"] = deepcopy(_resolved(*groups["model"])["model"])
     return config
 

@@ -13,7 +13,10 @@ from torch.nn import functional as F
 import fedveil
 from fedveil.core.errors import Refused
 from fedveil.core.stage import chain
+from fedveil.local.examples import ExampleGradients
+from fedveil.local.objective import Objective
 from fedveil.methods.fedavg import fedavg
+from fedveil.privacy.clip import ClipEach
 
 STEP = ["method=dp_fedavg_local", "sigma=0.3", "method.algorithm_variant=step_noise"]
 
@@ -71,6 +74,24 @@ class Centred(Net):
 class Reading(Net):
     def first(self, x):
         return super().first(x) * (1 + abs(x.mean().item()))
+
+
+class Listing(Net):
+    def first(self, x):
+        return super().first(x) * (1 + abs(sum(x.mean(0).tolist())))
+
+
+class Numbing(Net):
+    def first(self, x):
+        return super().first(x) * float(1 + abs(x.detach().numpy().mean()))
+
+
+class Peaked(Net):
+    """Mixes examples only where one of them is large, which a trial on ordinary ones does not show."""
+
+    def first(self, x):
+        peak = x.abs().max()
+        return super().first(torch.where(peak > 1e3, x / peak, x))
 
 
 class Branching(Net):
@@ -155,7 +176,10 @@ CASES = [
     (Hooked, "vmap", "no fold: a has hooks"),
     (Frozen, "vmap", "no fold: b is frozen in part"),
     (Normed, "sequential", "the model keeps a buffer"),
-    (Centred, "sequential", "no fold: a trial step differs .*; no vmap: a trial step differs"),
+    (Centred, "sequential", "no fold: the answer for an example depends on the others .*; no vmap: the answer"),
+    (Peaked, "sequential", "no fold: the answer for an example depends on the others .*; no vmap: the answer"),
+    (Listing, "sequential", "forward looks at values of tensors"),
+    (Numbing, "sequential", "forward looks at values of tensors"),
     (Reading, "sequential", "forward looks at values of tensors"),
     (Branching, "sequential", "forward looks at values of tensors"),
     (Dropping, "sequential", r"d draws numbers \(Dropout\)"),
@@ -164,8 +188,9 @@ CASES = [
 
 
 PRIVATE = [
-    (Centred, "vmap", "no fold: a trial step differs"),  # every example is a batch by itself
-    *(case for case in CASES if case[0] not in (Centred, Normed)),  # running statistics are refused anyway
+    (Centred, "vmap", "no fold: the answer for an example depends on"),  # every example is a batch by itself
+    (Peaked, "vmap", "no fold: the answer for an example depends on"),
+    *(case for case in CASES if case[0] not in (Centred, Peaked, Normed)),  # running statistics are refused anyway
 ]
 
 
@@ -246,3 +271,43 @@ def test_a_stage_that_learns_from_one_client_for_the_next_goes_one_by_one():
     found = train(blobs(), method=method, rounds=1)
     assert found.training.engine.name == "sequential"
     assert "learns from one client for the next" in found.training.engine_reason
+
+
+class Worded(nn.Module):
+    def __init__(self, max_norm=None):
+        super().__init__()
+        self.words = nn.Embedding(20, 4, max_norm=max_norm)
+        self.out = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.out(self.words(x).mean(1))
+
+
+def test_a_model_that_writes_to_its_weights_is_refused_where_examples_are_protected():
+    """What a forward pass writes goes by clip and noise: norms of a word's row would tell who used the word."""
+    with pytest.raises(Refused, match=r"forward pass writes to words.weight .*max_norm"):
+        train(sentences(), *STEP, "batch=6", model=Worded(max_norm=1.0))
+    train(sentences(), *STEP, "batch=6", model=Worded(), rounds=1)
+    train(sentences(), "method=fedavg", "batch=6", model=Worded(max_norm=1.0), rounds=1)
+
+
+def test_single_gradients_are_taken_on_a_copy_of_the_weights():
+    objective = Objective.of(Worded(max_norm=1.0), nn.functional.cross_entropy)
+    here = 10 * torch.ones(objective.layout.dim)
+    x, y = torch.tensor([[1, 2], [3, 4]]), torch.tensor([0, 1])
+    ExampleGradients(objective).clipped_sum(here, x, y, ClipEach(1.0))
+    assert torch.equal(here, 10 * torch.ones_like(here))
+
+
+def test_hooks_on_parameters_are_refused():
+    model = nn.Linear(5, 3)
+    model.weight.register_hook(lambda g: g * 0)
+    with pytest.raises(Refused, match="parameter weight has a hook"):
+        train(blobs(), "batch=6", model=model)
+
+
+def test_a_model_that_cannot_be_copied_is_refused_in_words():
+    with pytest.warns(FutureWarning, match="weight_norm"):
+        model = nn.utils.weight_norm(nn.Linear(5, 3))
+    with pytest.raises(Refused, match="parametrizations.weight_norm"):
+        train(blobs(), "batch=6", model=model)

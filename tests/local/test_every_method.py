@@ -15,6 +15,7 @@ METHODS = {
     "fedavg": ["method=fedavg"],
     "scaffold": ["method=scaffold"],
     "dp_fedavg_central": ["method=dp_fedavg_central", "sigma=0.3"],
+    "ldp_fl": ["method=ldp_fl", "privacy.epsilon=2"],
     **{f"{m}/{v}": [f"method={m}", "sigma=0.3", f"method.algorithm_variant={v}"] for m, v in VARIANTS},
 }
 WALK = ["batch=4", "local_epochs=1", "momentum=0.5"]

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -12,9 +13,11 @@ from tests.support import blobs
 
 import fedveil
 from fedveil.aggregate.order import Median
+from fedveil.core.parts import Delivery
 from fedveil.methods.dp_fedavg_local import dp_fedavg_local
 from fedveil.privacy.ledger import Ledger
 from fedveil.privacy.rdp import ORDERS
+from fedveil.transport.plain import Plain
 
 BATCH, STEPS, LR, CLIP, SIGMA, ROUNDS = 8, 3, 0.1, 0.7, 1.5, 4
 
@@ -211,3 +214,32 @@ def test_anything_more_is_a_papers_claim(tmp_path, method, overrides):
     assert (nominal.observer, nominal.unit) == ("public", "record")
     assert nominal.epsilon < public.epsilon
     assert nominal.note.startswith("nominal")
+
+
+@dataclass(frozen=True)
+class Lossy(Plain):
+    """Loses every upload but the first two."""
+
+    def carry(self, uploads, weights, ctx):
+        here = torch.arange(2)
+        return Delivery({name: s.value[here] for name, s in uploads.items()}, 0, here)
+
+
+@pytest.mark.parametrize(("transport", "averaged"), [(Plain(), True), (Lossy(), False)])
+def test_noise_that_did_not_arrive_protects_nobody(transport, averaged, tmp_path):
+    """A mean over two uploads holds the noise of two clients, whoever was invited."""
+    method = dp_fedavg_local(clip_norm=1.0, sigma=2.0, batch=16, travel=0.1, steps=1, transport=transport)
+    result = fedveil.run(
+        method=method,
+        data=blobs(clients=8),
+        model="logistic",
+        cohort=8,
+        rounds=2,
+        steps=1,
+        batch=16,
+        out=tmp_path / "r",
+    )
+    rows = {(r.observer, r.unit): r for r in result.statement.rows if r.status == "proved"}
+    public, server = rows["public", "record"].epsilon, rows["server", "record"].epsilon
+    assert (public < server) == averaged
+    assert public <= server

@@ -9,13 +9,13 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from fedveil.core.errors import Refused
 from fedveil.core.flat import Layout
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context, PerSample
-from fedveil.privacy.clip import clip, clip_each, clip_layers, row_norms
+from fedveil.privacy.clip import clip, clip_each, clip_layers, row_norms, shorten
 
 NOWHERE = Context(0, Layout(("a", "b"), ((2, 2), (3,))), [None], [])
 
@@ -32,8 +32,13 @@ def exact_norms(value: torch.Tensor) -> list[float]:
     return [math.hypot(*row) for row in value.double().tolist()]
 
 
+HUGE = np.array([[5.826548e33, 0, 0, 0, 0, 0, 0]], dtype=np.float32)
+"""A row whose factor float32 holds with a few bits only."""
+
+
 @settings(max_examples=200, deadline=None)
 @given(rows, st.floats(1e-6, 1e6))
+@example(HUGE, 1e-6)
 def test_no_row_is_ever_longer_than_the_norm(value: np.ndarray, norm: float):
     out = clip(norm)(Signal(torch.from_numpy(value)), NOWHERE)
     assert all(length <= norm for length in exact_norms(out.value))
@@ -114,3 +119,14 @@ def test_bad_norms_are_refused():
     ):
         with pytest.raises(Refused, match=word):
             bad()
+
+
+@pytest.mark.parametrize("norm", [1e-3, 1.0])
+@pytest.mark.parametrize("size", [1e30, 1e36, 3e38])
+def test_the_bound_holds_where_a_factor_has_no_full_float32(norm, size):
+    """A factor below 2⁻¹²⁶ has few digits; the row becomes zero instead of a little too long."""
+    rows = size * torch.randn(2, 20_000, generator=torch.Generator().manual_seed(0)).clamp(-1, 1)
+    out = shorten(rows, norm)
+    assert float(row_norms(out).max()) <= norm
+    norms = torch.tensor([1e37, 1.0])
+    assert (clip_each(1e-2).factors(norms) * norms).max() <= 1e-2

@@ -241,3 +241,14 @@ def test_a_chain_of_clip_and_noise(at):
     out = chain(clip(1.0), gaussian(0.5))(Signal(torch.full((2, 8), 9.0)), ctx)
     assert (out.bound, out.unit, out.noise_var, out.released) == (1.0, "client", 0.25, True)
     assert [r.clients for r in ctx.releases] == [(0, 1)]
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_rows_of_any_kind_get_noise(dtype, at):
+    """Half precision, rows with a history, and rows that lie apart in memory."""
+    wide = torch.zeros(2, 2 * BLOCK, dtype=dtype)
+    for value in (wide, wide[:, ::2], wide.clone().requires_grad_(), wide.t().contiguous().t()):
+        out = gaussian(1.0)(Signal(value, bound=1.0, unit="client"), at(2)).value
+        assert out.dtype == dtype
+        assert out.double().std().item() == pytest.approx(1.0, abs=0.05)

@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def test_the_piecewise_density_is_private_and_unbiased(epsilon):
         breaks = [-c, low, low + c - 1, c]
         mean = sum(
             integrate.quad(lambda x, t=t: x * density(x, t, epsilon), a + 1e-12, b - 1e-12)[0]
-            for a, b in zip(breaks, breaks[1:], strict=False)
+            for a, b in pairwise(breaks)
             if b - a > 1e-9
         )
         assert mean == pytest.approx(t, abs=1e-6)

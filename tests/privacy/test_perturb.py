@@ -74,33 +74,54 @@ def test_each_row_draws_from_its_own_stream():
 
 @pytest.mark.parametrize("perturb", ["delta", "weights"])
 def test_adaptive_ranges_never_look_at_a_client(perturb):
-    released = torch.from_numpy(np.random.default_rng(5).normal(0, 0.01, LAYOUT.dim)).float()
+    released = torch.from_numpy(np.random.default_rng(5).normal(0, 0.5, LAYOUT.dim)).float()
     seen = []
     for scale in (1e-4, 1e4):
         memory = {"on_delta.0": torch.tensor([0.02, 0.03, 0.04], dtype=torch.float64)}
-        ctx = context(memory=memory, weights=released, previous=released[None, :])
+        ctx = context(memory=memory, weights=released)
         told = chain(stage(perturb=perturb, ranges=ADAPTIVE))(moves(scale=scale), ctx)
         seen.append((ctx.memory["on_delta.0"], *told.levels))
     assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+    other = chain(stage(perturb=perturb, ranges=ADAPTIVE))(moves(), context(memory={}, weights=3 * released))
+    assert not torch.equal(other.levels[1], seen[0][2]), "but at what was released"
 
 
-def test_adaptive_ranges_follow_the_spread_without_the_noise_in_it():
+def test_ranges_of_moves_are_as_wide_as_weights_are_spread():
+    layout = Layout(("a", "b"), ((40_000,), (5,)))
+    weights = torch.cat([torch.from_numpy(np.random.default_rng(0).normal(3, 0.1, 40_000)), torch.full((5,), 7.0)])
+    centre, radius = Ranges("adaptive", (0.05,), width=0.5).of_moves(weights, layout)
+    assert centre.tolist() == [0.0, 0.0]
+    assert radius.tolist() == pytest.approx([0.05, 0.005], rel=0.02), "a layer without spread keeps a tenth of radius"
+
+
+def test_ranges_of_weights_leave_out_the_noise_that_was_added():
     """A layer of spread 0.01 under noise of a known variance: three deviations of the layer, not of the noise."""
     layout, n, r = Layout(("a",), ((40_000,),)), 100, 0.05
     noise = per_weight.worst_variance("two_point", 1.0) / n
     rng = np.random.default_rng(0)
-    released = rng.normal(0.004, 0.01, layout.dim) + rng.normal(0, r * noise**0.5, layout.dim)
+    released = torch.from_numpy(rng.normal(0.004, 0.01, layout.dim) + rng.normal(0, r * noise**0.5, layout.dim))
     before = torch.tensor([r], dtype=torch.float64)
-    centre, radius = ADAPTIVE.next(before, torch.from_numpy(released), noise, layout)
+    centre, radius = Ranges("adaptive", (0.05,), width=3.0).of_weights(released, layout, before, noise)
     assert float(centre) == pytest.approx(0.004, abs=2e-4)
     assert float(radius) == pytest.approx(0.03, rel=0.05)
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e6])
-def test_a_range_changes_by_a_factor_of_two_at_most(scale):
+def test_a_range_of_weights_changes_by_a_factor_of_two_at_most(scale):
     before = torch.full((3,), 0.05, dtype=torch.float64)
-    _, radii = ADAPTIVE.next(before, scale * torch.randn(LAYOUT.dim), 0.1, LAYOUT)
+    _, radii = ADAPTIVE.of_weights(scale * torch.randn(LAYOUT.dim), LAYOUT, before, 0.1)
     assert bool((radii >= 0.05 / FASTEST).all()) and bool((radii <= 0.05 * FASTEST).all())
+
+
+@pytest.mark.parametrize("kind", ["fixed", "adaptive"])
+def test_ranges_shrink_by_a_public_factor(kind):
+    ranges = Ranges(kind, (0.05,), decay=0.5)
+    reach = []
+    for number in (1, 3):
+        ctx = context(weights=torch.linspace(-1, 1, LAYOUT.dim))
+        ctx.round = number
+        reach.append(chain(stage(ranges=ranges))(moves(), ctx).levels[1])
+    assert torch.allclose(reach[1], reach[0] / 4)
 
 
 def test_a_range_of_each_tensor():
@@ -136,6 +157,9 @@ def test_refused(settings, message):
         stage(**settings)
 
 
-def test_a_range_without_extent_is_refused():
-    with pytest.raises(Refused, match="radius"):
-        Ranges("fixed", (0.0,))
+@pytest.mark.parametrize(
+    ("settings", "message"), [({"radius": (0.0,)}, "radius"), ({"decay": 1.1}, "decay"), ({"width": 0.0}, "width")]
+)
+def test_ranges_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(Refused, match=message):
+        Ranges("fixed", **({"radius": (0.1,)} | settings))

@@ -40,6 +40,17 @@ def event(number: int) -> dict[str, Any]:
         "bytes_up": 120_000,
         "bytes_down": 150_000 + number,
         "seconds": 0.21 + 0.01 * (number % 4),
+        "detector": {
+            "name": "calibrated",
+            "score": None if number < 4 else 1.0 + number % 5,
+            "theta1": 3.7,
+            "theta2": 4.3,
+            "rule": "centered_clipping" if number < 4 or number % 5 > 2 else "mean",
+            "alarm": number >= 4 and number % 5 > 2,
+            "why": "<b>alarm</b>: the score is above theta1",
+            "values": {"D2": 0.1},
+        },
+        "excluded": [{"client": 2, "why": "move: not finite"}] if number % 2 else [],
         "epsilon": {
             "epsilon": 0.72 * number**0.5,
             "observer": "public",
@@ -74,6 +85,7 @@ SUMMARY = {
     "engine": "sequential",
     "statement": "nothing",
     "status": "finished",
+    "attack": {"name": "alie", "share": 0.2, "onset": 3, "clients": [1, 4], "z": 1.5},
 }
 
 

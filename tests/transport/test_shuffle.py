@@ -17,9 +17,9 @@ from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 from fedveil.core.streams import stream
 from fedveil.transport.plain import Plain
-from fedveil.transport.shuffle import Shuffle
+from fedveil.transport.shuffle import Shuffle, shuffler
 from fedveil.transport.shuffle.client import departures, parts
-from fedveil.transport.shuffle.journey import open_batches, weight
+from fedveil.transport.shuffle.journey import open_batches, weights_on_the_wire
 from fedveil.transport.shuffle.messages import LONGEST, VERSION, Batch, Malformed, Open, Part
 from fedveil.transport.shuffle.reports import Codec
 from fedveil.transport.shuffle.sealing import OVERHEAD, seal, unseal
@@ -68,10 +68,20 @@ def test_simulated_and_sealed_runs_agree_to_the_bit_and_the_byte(split, make):
 
 
 @pytest.mark.parametrize("length", [1, 10, 207, 208, 65_487, 65_488])
-@pytest.mark.parametrize("position", [0, 127, 128, 65_536])
+@pytest.mark.parametrize("position", [0, 127, 128, 255, 256, 65_536])
 def test_the_weight_of_a_message_is_its_length(length, position):
     message = Part(300, position, bytes(length + OVERHEAD)).encode()
-    assert weight(length, position, 300) == len(message)
+    assert weights_on_the_wire(np.full(position + 1, length), 300)[position] == len(message)
+
+
+@pytest.mark.parametrize("seal", [True, False])
+def test_layers_of_bits_weigh_a_thirtieth_of_floats_and_64_bytes_a_part(seal):
+    layout = Layout(("a", "b", "c"), ((40_000,), (10,), (60_000,)))
+    signal = bits(clients=3, dim=layout.dim)
+    ctx = Context(1, layout, [0, 1, 2], [])
+    sent = Shuffle(split="layer", seal=seal).carry({"move": signal}, torch.ones(3) / 3, ctx).bytes_up
+    assert sent <= 3 * layout.dim * 4 / 30 + 64 * 9
+    assert sent > 3 * layout.dim / 8, "and no less than a bit each"
 
 
 def test_a_process_of_its_own_shuffles_alike():
@@ -79,6 +89,34 @@ def test_a_process_of_its_own_shuffles_alike():
     apart, log = carry(Shuffle(split="layer", apart=True), signal)
     assert torch.equal(apart.uploads["move"], carry(Shuffle(split="layer"), signal)[0].uploads["move"])
     assert log["refused"] == {}
+
+
+def test_a_shuffler_that_ended_costs_a_round_and_no_more():
+    assert carry(Shuffle(split="layer", apart=True), bits())[0].bytes_up > 0
+    shuffler._running[0].kill()
+    shuffler._running[0].wait()
+    assert carry(Shuffle(split="layer", apart=True), bits())[0].bytes_up > 0, "another one was started"
+    half = shuffler.Apart(Open(1, (49,), 1))
+    half.process.kill()
+    half.process.wait()
+    with pytest.raises(Aborted, match="ended"):
+        half.release()
+
+
+def test_one_process_keeps_rounds_apart():
+    """Two rounds through one process: nothing of the first is left in the second."""
+    first, second = bits(seed=1), bits(seed=2)
+    for signal in (first, second):
+        delivery, log = carry(Shuffle(split="layer", apart=True), signal)
+        assert torch.allclose(delivery.uploads["move"], signal.value.mean(dim=0, keepdim=True), atol=1e-6)
+        assert log["refused"] == {}
+
+
+def test_a_batch_that_no_message_can_hold_is_refused():
+    signal = Signal(torch.zeros(1, 1).expand(2000, 20_000))
+    ctx = Context(1, Layout(("a",), ((20_000,),)), list(range(2000)), [])
+    with pytest.raises(Refused, match="transport.split"):
+        Shuffle(split="layer").carry({"move": signal}, torch.ones(2000) / 2000, ctx)
 
 
 def test_lost_parts_are_missing_coordinate_by_coordinate():
@@ -101,7 +139,7 @@ def test_a_coordinate_with_too_few_parts_does_not_move():
     codec = Codec((1, 1), (torch.tensor([[-1.0, -1.0]]), torch.tensor([[2.0, 2.0]])), torch.float32)
     totals, counts, spoilt = open_batches(shuffler.release(), key, [codec], [1, 1], 1)
     assert (counts.tolist(), sum(spoilt.values())) == ([4, 0], 0)
-    assert codec.mean(np.concatenate(totals), counts).tolist() == [[2.0, 0.0]]
+    assert codec.mean(totals, counts).tolist() == [[2.0, 0.0]]
     assert shuffler.refused == {"too few": 2}
 
 
@@ -185,7 +223,7 @@ def test_the_server_leaves_out_what_was_not_sealed_to_it_here_and_now():
     codec = Codec((1,), (torch.zeros(1, 1), torch.ones(1, 1)), torch.float32)
     batch = Batch(1, 0, (*good, *bad)).encode()
     totals, counts, spoilt = open_batches([batch], key, [codec], [1], 1)
-    assert (totals[0].tolist(), counts.tolist()) == ([3.0], [3])
+    assert (totals.tolist(), counts.tolist()) == ([3.0], [3])
     assert spoilt == {"not sealed to the server": 5}
     with pytest.raises(Malformed):
         open_batches([Batch(2, 0, tuple(good)).encode()], key, [codec], [1], 1)
@@ -346,7 +384,7 @@ def test_matching_by_what_reports_say_is_no_better_than_chance():
     shuffler = Shuffler(Open(1, (49,) * WEIGHTS, least=1))
     owners = {}
     for k in range(CLIENTS):
-        for j, message in enumerate(parts([bytes([int(bit)]) for bit in reports[k]], key.public_key(), 1)):
+        for message in parts([bytes([int(bit)]) for bit in reports[k]], key.public_key(), 1):
             owners[Part.decode(message).sealed] = k
             shuffler.take(k, message)
     views = [None] * WEIGHTS

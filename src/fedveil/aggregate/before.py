@@ -10,16 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedveil.aggregate.columns import SMALL, matrix, mix, spans
+from fedveil.aggregate.columns import matrix, mix
 from fedveil.aggregate.distances import squared_distances
+from fedveil.aggregate.norms import clip_norms
 from fedveil.aggregate.rule import Rule, check_byzantine, check_enough, mean_public, noiseless
 from fedveil.core.errors import Aborted, Refused, one_of, positive
 from fedveil.core.parts import Aggregator, View
 from fedveil.core.signal import Signal
-from fedveil.core.team import share_out
-
-WIDE = 4096
-"""Columns that are squared in float64 at a time."""
 
 
 def nearest_neighbour_mixing(x: Tensor, byzantine: int) -> Tensor:
@@ -35,31 +32,6 @@ def bucketing(x: Tensor, bucket: int, order: Tensor) -> Tensor:
     """Means of ``bucket`` uploads each, in this ``order`` (Karimireddy et al. 2022); the last one may be of fewer."""
     x = matrix("bucketing", x)
     return mix(_buckets(len(x), bucket, order).to(x.device), x)
-
-
-def clip_norms(x: Tensor, bound: float) -> Tensor:
-    """Rows no longer than ``bound``; a shorter one stays as it is, one that is not finite becomes zero.
-
-    Norms are added up in float64, and a row that is too long is scaled to just below the bound, so that rounding
-    cannot carry it over.
-    """
-    x = matrix("norm_bound", x)
-    norms = row_norms(x)
-    scale = torch.where(norms > bound, (1 - 4 * torch.finfo(x.dtype).eps) * bound / norms, 1.0)
-    scale = torch.where(norms.isfinite(), scale, 0.0)
-    scaled = x * scale[:, None].to(x.dtype)
-    return scaled if bool(norms.isfinite().all()) else torch.where(scale[:, None] > 0, scaled, 0.0)
-
-
-def row_norms(x: Tensor) -> Tensor:
-    """The l2 norm of each row, added up in float64."""
-
-    def part(here: slice, _: int) -> Tensor:
-        return x[:, here].double().square().sum(dim=1)
-
-    if x.is_cuda or x.numel() < SMALL:
-        return part(slice(None), 0).sqrt()
-    return torch.stack(share_out(part, spans(x.shape[1], WIDE))).sum(dim=0).sqrt()
 
 
 def _buckets(rows: int, bucket: int, order: Tensor) -> Tensor:

@@ -8,18 +8,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedveil.aggregate.columns import SMALL, matrix, mix, not_finite, spans
+from fedveil.aggregate.columns import matrix, mix, not_finite
 from fedveil.aggregate.distances import gram_in_range, products, to_mixture
+from fedveil.aggregate.norms import rough
 from fedveil.aggregate.rule import Rule, check_byzantine
 from fedveil.core.errors import Refused, positive
-from fedveil.core.team import share_out
 
 MOST = 1000
 """Steps of a centre that is followed until it stands still."""
 STILL = 1e-7
 """A step shorter than this share of the radius is the last."""
-WIDE = 1024
-"""Columns whose deviations are squared at a time."""
 
 
 def centered_clipping(
@@ -73,15 +71,8 @@ def _one_step(x: Tensor, tau: float | None, centre: Tensor | None) -> Tensor:
 
 
 def _deviations(x: Tensor, centre: Tensor) -> Tensor:
-    """‖x_i − c‖ of every row, added up in float64."""
-
-    def part(here: slice, _: int) -> Tensor:
-        squares: Tensor = torch.linalg.vector_norm(x[:, here] - centre[here], dim=1).double().square()
-        return squares
-
-    alone = x.is_cuda or x.numel() < SMALL
-    squares = [part(slice(None), 0)] if alone else share_out(part, spans(x.shape[1], WIDE))
-    norms = torch.stack(squares).sum(dim=0).sqrt()
+    """‖x_i − c‖ of every row."""
+    norms = rough(x, centre)
     if not bool(norms.isfinite().all()):  # squares beyond the range of float32
         norms = torch.linalg.vector_norm(x.double() - centre.double(), dim=1)
     return norms

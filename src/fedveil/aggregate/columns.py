@@ -58,7 +58,7 @@ def by_columns(name: str, x: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor
         return True
 
     def on_cpu(here: slice, _: int) -> bool:
-        block = x[:, here].t().contiguous()
+        block = x[:, here].t().clone(memory_format=torch.contiguous_format)
         block.numpy().sort(axis=1)
         return done(block, here)
 

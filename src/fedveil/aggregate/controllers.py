@@ -76,14 +76,14 @@ class Adaptive(Controller):
 
     An alarm is a score above θ1, or a fallen guard. The baseline is the last ``window`` rounds without those whose
     score was above ``drift`` times θ1: training drifts, and a baseline that no alarmed round may enter soon alarms
-    in every round; one that every alarmed round enters takes a lasting attack for normal (docs/decisions/013).
+    in every round; one that every alarmed round enters takes a lasting attack for normal (docs/decisions/017).
     """
 
     byzantine: int = 0
     detector: str = "calibrated"
-    calibration: int = 120
-    window: int = 15
-    drift: float = 2.0
+    calibration: int = 125
+    window: int = 20
+    drift: float = 1.5
     alarm: Literal["centered_clipping", "trimmed_mean"] = "centered_clipping"
     theta1: float | None = None
     theta2: float | None = None
@@ -206,11 +206,14 @@ def _finite(found: Measured) -> Tensor:
 
 
 def _calibrate(memory: Memory) -> None:
-    """The 95 and 99 % points over all scored rounds of the phase, if there were enough of them."""
-    scored = memory["scores"][~memory["scores"].isnan()]
+    """The 95 and 99 % points over all scored rounds of the phase, if there were enough of them.
+
+    Of m scores the ⌈q(m + 1)⌉-th smallest: of rounds like these, a share of at most 1 − q lies above it.
+    """
+    scored = memory["scores"][~memory["scores"].isnan()].sort().values
     if len(scored) >= ENOUGH:
-        points = torch.tensor([0.95, 0.99], dtype=torch.float64)
-        memory["thresholds"] = torch.quantile(scored, points)
+        places = [min(len(scored), math.ceil(q * (len(scored) + 1))) - 1 for q in (0.95, 0.99)]
+        memory["thresholds"] = scored[places].clone()
 
 
 @dataclass(frozen=True, kw_only=True)

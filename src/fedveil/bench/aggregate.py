@@ -78,6 +78,7 @@ def cases(quick: bool) -> list[Case]:
     few = (8, 500, 2) if quick else (20, d, 3)
     small = (12, 500, 2) if quick else (n, d // 20, f)
     return [
+        Case("mean", n, d, 0, mean, {PEER: _peer("Average")}),
         Case("trimmed_mean", n, d, f, lambda x: ours.trimmed_mean(x, f), {SORT: trimmed, PEER: _peer("TrMean", f)}),
         Case("median", n, d, f, ours.median, {SORT: middle, PEER: _peer("Median")}),
         Case("krum", n, d, f, lambda x: ours.krum(x, f), {GRAM: gram, PEER: _peer("Krum", f)}),

@@ -1,4 +1,4 @@
-"""What the engine is held to, and whether a report shows it: the issue's numbers, losses included."""
+"""What the engine is held to, and whether a report shows it; losses included."""
 
 from __future__ import annotations
 

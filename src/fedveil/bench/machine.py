@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 import fedveil
+from fedveil.core.native import kernel
 from fedveil.local.precision import products
-from fedveil.privacy.noise import kernel
 
 REPEATS = 7
 

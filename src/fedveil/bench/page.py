@@ -28,6 +28,8 @@ RULES = """\
 - **Turns.** Contenders compute in turns of about half a second; a ratio is taken within a turn, and stands as median
   (least to most) over the repetitions. `x 3` means that the other needs three times as long as ours; **below 1 ours
   loses**.
+- Everybody has the same threads. `fedveil run` gives models below 500,000 parameters one thread unless `threads` says
+  otherwise, since a second process on the same cores costs small models more than a second thread brings.
 - Noise of ours comes from `rng: seeded` streams, rounded to a grid against floating-point attacks; *secure streams*
   stands beside it. Noise of the peers is plain floating point.
 - **Useful FLOPs**: the matrix products of plain training (forward once, backward twice, none towards the input of the

@@ -19,9 +19,3 @@ def write_bytes(path: Path, data: bytes) -> None:
         temporary.replace(path)
     except OSError as problem:
         raise Refused(f"{path}: cannot be written ({problem.strerror}); make room, or give another place") from None
-
-
-def writable(path: Path | None, option: str = "--json") -> None:
-    """Refuse before the work, not after it, when its outcome could not be written."""
-    if path is not None and not path.absolute().parent.is_dir():
-        raise Refused(f"{option}: there is no folder {path.absolute().parent}; create it or give another path")

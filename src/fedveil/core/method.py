@@ -164,7 +164,13 @@ class Method:
                 "method; set weights=uniform"
             )
         local = all(upload.released for upload in uploads.values())
-        if local and any(r.clients is None and r.slot != "on_mean" for r in ctx.releases):
+        counts = any(r.clients is None and r.slot != "on_mean" for r in ctx.releases)
+        if counts and "each" not in self.transport.reveals:
+            raise Refused(
+                f"{self.name}: a stage with memory counts over single clients, and {_name(self.transport)} brings only "
+                "the sum of the uploads; use a fixed clip, or transport=plain"
+            )
+        if local and counts:
             raise Refused(
                 f"{self.name}: a stage with memory tells the server about single clients without noise, which the "
                 "clients' own noise does not cover; use a fixed clip, or noise at on_mean"
@@ -187,12 +193,6 @@ class Method:
             raise Refused(
                 f"{self.name}: clients share out the noise of their sum, and {_name(self.local)} makes what a client "
                 "remembers of its own upload; use local steps without control variates, such as FedAvg"
-            )
-        slots = (self.on_step, self.on_delta, self.on_upload)
-        if "each" not in self.transport.reveals and any(slot.remembers for slot in slots):
-            raise Refused(
-                f"{self.name}: a stage with memory counts over single clients, and {_name(self.transport)} brings only "
-                "the sum of the uploads; use a fixed clip, or transport=plain"
             )
         if not self.local.channels or self.local.channels[0] != MOVE:
             raise Refused(f"{self.name}: {_name(self.local)} must list {MOVE!r} as its first channel")

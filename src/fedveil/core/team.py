@@ -70,7 +70,8 @@ class _Job(Generic[Item, Result]):
         threads = torch.get_num_threads()
         futures: list[Future[None]] = []
         try:
-            futures = [_threads(count).submit(self.take, hand) for hand in range(count)]
+            for hand in range(count):
+                futures.append(_threads(count).submit(self.take, hand))
             wait(futures)
         except BaseException:  # Ctrl-C: nobody may still write when the next round begins
             self.stop.set()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedveil.core.federation import Federation
@@ -77,12 +78,35 @@ def inspect_layers(objective: Objective) -> None:
         if type(layer) not in LAYERS:
             raise Unfit(f"parameter {name} belongs to {what}, which has no folded layer")
         problem = LAYERS[type(layer)].problem(layer)
-        if problem is None and layer._forward_hooks | layer._forward_pre_hooks | layer._backward_hooks:
+        if problem is None and (
+            layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks
+        ):
             problem = "has hooks"
         if problem is None and any(not p.requires_grad for p in layer.parameters()):
             problem = "is frozen in part"
         if problem is not None:
             raise Unfit(f"{place or what} {problem}")
+
+
+class _Asked(TorchFunctionMode):
+    """Notices a forward pass that takes values out of tensors by their methods."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in TAKES:
+            raise Unfit("forward looks at values of tensors")
+        return func(*args, **(kwargs or {}))
+
+
+TAKES = (
+    Tensor.tolist,
+    Tensor.numpy,
+    Tensor.item,
+    Tensor.__array__,
+    Tensor.__bool__,
+    Tensor.__float__,
+    Tensor.__int__,
+    Tensor.__index__,
+)
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -108,7 +132,7 @@ def rehearse(objective: Objective, x: Tensor) -> None:
     before = torch.get_rng_state()
     with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
         try:
-            with _Watch():  # type: ignore[no-untyped-call]
+            with _Watch(), _Asked():  # type: ignore[no-untyped-call]
                 objective.module(x)
         except Unfit:
             raise
@@ -116,6 +140,42 @@ def rehearse(objective: Objective, x: Tensor) -> None:
             raise Unfit(f"a trial pass failed ({first_line(problem)})") from problem
         if not torch.equal(before, torch.get_rng_state()):
             raise Unfit("forward draws numbers, and each client's must be its own")
+
+
+OTHERS = (1e3, -1e6, torch.inf, torch.nan)
+"""What the other examples are multiplied with, to see whether one of them shows in an answer that is not its own."""
+
+
+def refuse_mixing(objective: Objective, x: Tensor) -> None:
+    """Refuse a model whose answer for an example depends on the others beside it."""
+    with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
+        answer = objective.module(x)
+        if not isinstance(answer, Tensor) or len(answer) != len(x):
+            return  # what it is good for, the trial step tells
+        for row in (0, len(x) - 1):
+            for factor in OTHERS if x.is_floating_point() else (0,):
+                others = x * factor
+                others[row] = x[row]
+                found = objective.module(others)[row]
+                if not torch.allclose(found, answer[row], rtol=1e-9, atol=1e-9, equal_nan=True):
+                    raise Unfit("the answer for an example depends on the others of its batch")
+
+
+def rewritten(objective: Objective, federation: Federation) -> str | None:
+    """The first parameter that a forward pass writes to, such as an Embedding with ``max_norm`` does; None if none."""
+    module = deepcopy(objective.module).train()
+    like = next(module.parameters())
+    x = federation.test.x[:8].to(like.device)
+    with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []), torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(1e3)  # norms that some modules cut down
+        before = [parameter.clone() for parameter in module.parameters()]
+        try:
+            module(x.to(like.dtype) if x.is_floating_point() else x)
+        except Exception:  # what else is wrong with it shows elsewhere
+            return None
+        pairs = zip(module.named_parameters(), before, strict=True)
+        return next((name for (name, now), then in pairs if not torch.equal(now, then)), None)
 
 
 def first_line(problem: BaseException) -> str:
@@ -129,9 +189,12 @@ def prove(
     federation: Federation,
     method: Method,
     precision: Precision = "float32",
+    *,
+    together: bool = True,
 ) -> Gradients:
     """Gradients of many clients that equal those of the sequential engine on a trial step; or :class:`Unfit`.
 
+    ``together`` says that examples meet in one forward pass, so that none may show in another's answer.
     The step is one of two clients with different weights and batches of different sizes, in float64, on examples of
     the test set. On a CUDA device it is then taken in the run's own number format, by the kernels that will run.
     """
@@ -139,6 +202,8 @@ def prove(
     double = Objective.of(deepcopy(objective.module).double().train(), objective.loss)
     x, y = _examples(federation, double)
     rehearse(double, x)
+    if together:
+        refuse_mixing(double, x)
     here = _weights(double)
     expected = _reference(double, here, x, y, each)
     width = max(COUNTS)

@@ -95,7 +95,9 @@ def _attempt(tier: Tier, facts: Facts, method: Method) -> Engine:
     if tier == "fold":
         inspect_layers(facts.objective)
     make = Folded if tier == "fold" else Mapped
-    return facts.cohort(prove(make, facts.objective, facts.federation, method, facts.precision), tier)
+    together = tier == "fold" or method.on_step.per_sample is None  # vmap takes single examples one by one
+    proved = prove(make, facts.objective, facts.federation, method, facts.precision, together=together)
+    return facts.cohort(proved, tier)
 
 
 def _convolutions(module: nn.Module) -> bool:

@@ -175,12 +175,14 @@ class Cohort:
         each, straight = method.on_step.per_sample, walk.factor is not None
         grad = here if straight else torch.empty_like(here)
         total = here.new_zeros(len(here))
+        n = -1
         for step in steps:
             go_on()
-            n = len(step.counts)
-            into = walk.into(n) if straight else Into(grad[:n])
+            if n != len(step.counts):  # the same tensors while the same clients walk, so that views of them last
+                n = len(step.counts)
+                into, now = walk.into(n) if straight else Into(grad[:n]), here[:n]
             with explained(chunk.ctx.round, chunk.clients[:n], int(step.counts.sum())):
-                total[:n] += gradients(here[:n], *take(step), step.marks(w.device), each, into)
+                total[:n] += gradients(now, *take(step), step.marks(w.device), each, into)
             if straight:
                 walk.arrived(n)
             else:

@@ -71,14 +71,14 @@ class ExampleGradients:
 
     def _together(self, here: Tensor, x: Tensor, y: Tensor) -> Gradients:
         layout = self.objective.layout
-        gradients, losses = self._each(layout.named(here), x, y)
+        gradients, losses = self._each(layout.named(here.clone()), x, y)  # whatever a module does to its weights
         return torch.cat([gradients[name].flatten(1) for name in layout.names], dim=1), losses.detach()
 
     def _one_by_one(self, here: Tensor, x: Tensor, y: Tensor) -> Gradients:
         layout, module = self.objective.layout, self.objective.module
         gradients, losses = here.new_empty(len(x), here.numel()), here.new_empty(len(x))
         for i in range(len(x)):
-            weights = {name: view.detach().requires_grad_() for name, view in layout.named(here).items()}
+            weights = {name: view.detach().requires_grad_() for name, view in layout.named(here.clone()).items()}
             loss = self.objective.loss(functional_call(module, weights, (x[i : i + 1],)), y[i : i + 1])
             # A parameter that this example does not touch has no gradient.
             found = torch.autograd.grad(loss, list(weights.values()), allow_unused=True)

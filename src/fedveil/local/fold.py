@@ -12,12 +12,14 @@ from fedveil.core.method import Method
 from fedveil.core.stage import PerSample
 from fedveil.local.conv import Conv2d
 from fedveil.local.fused import FusedGroupNorm, fuse
-from fedveil.local.layers import Embedding, Frame, GroupNorm, Layer, LayerNorm, Linear, Views, squared
+from fedveil.local.layers import Embedding, Frame, GroupNorm, Layer, LayerNorm, Views, squared
+from fedveil.local.linear import Linear
 from fedveil.local.losses import per_example
 from fedveil.local.objective import Objective
 from fedveil.local.precision import Precision, products
 from fedveil.local.schedule import Marks
 from fedveil.local.steps import Into
+from fedveil.local.straight import Straight
 
 LAYERS: dict[type[nn.Module], type[Layer]] = {
     layer.handles: layer for layer in (Linear, Conv2d, GroupNorm, LayerNorm, Embedding)
@@ -45,6 +47,9 @@ class Folded:
         self.frame.in_turn = like.device.type == "cpu"
         self.module = nn.Sequential(deepcopy(objective.module)).train()  # so that every layer has a parent
         self.layers = swap(self.module, objective.layout, self.frame)
+        self.straight = Straight.of(self.module, objective.loss)
+        self._bound: tuple[Tensor, Into] | None = None
+        """The rows that layers have views of."""
         self.held = 0
         """Numbers that a step holds for each example; known after the first step."""
 
@@ -61,9 +66,7 @@ class Folded:
             frame.blank = marks.empty.repeat_interleave(marks.width)
         frame.precision = self.precision
         with products(self.precision):
-            with torch.enable_grad():
-                losses = self.loss(self.module(x), y)
-            losses.backward(_shares(losses, marks, mean=each is None))  # type: ignore[no-untyped-call]
+            losses = self._losses(x, y, marks, mean=each is None)
         frame.precision = "float32"
         self._check_calls()
         self.held = self.held or frame.held // len(x)
@@ -73,7 +76,19 @@ class Folded:
         if each is not None:
             with products("float32"):
                 self._settle(each, marks)
-        return marks.only_real(losses.detach()).view(clients, -1).sum(1)
+        return marks.only_real(losses).view(clients, -1).sum(1)
+
+    def _losses(self, x: Tensor, y: Tensor, marks: Marks, *, mean: bool) -> Tensor:
+        """Each example's loss, after layers got to know gradients."""
+        self.frame.counts = None
+        if self.straight is not None and self.straight.fits(x, y):
+            if marks.real is not None:
+                self.frame.counts = marks.counts.tolist()
+            return self.straight.losses(x, y, _shares(x.new_empty(len(x)), marks, mean=mean))
+        with torch.enable_grad():
+            losses = self.loss(self.module(x), y)
+        losses.backward(_shares(losses, marks, mean=mean))  # type: ignore[no-untyped-call]
+        return losses.detach()
 
     def footprint(self, method: Method, batch: int) -> int:
         """Bytes of a client's weights (twice where stages act on gradients) and of what its examples leave behind."""
@@ -88,17 +103,14 @@ class Folded:
     def _bind(self, here: Tensor, into: Into) -> None:
         """Hand each layer its views of the rows."""
         frame = self.frame
-        frame.clients, frame.beta, frame.alpha, frame.called, frame.reached = (
-            len(here),
-            into.beta,
-            into.alpha,
-            [],
-            set(),
-        )
+        frame.clients, frame.called, frame.reached = len(here), [], set()
+        if self._bound is not None and self._bound[0] is here and self._bound[1] is into:
+            return
         weights, targets = self._views(here), self._views(into.rows)
-        frame.into = targets
         for place, layer in self.layers.items():
             layer.views = weights[place]
+            frame.into[place] = {name: Into(rows, into.beta, into.alpha) for name, rows in targets[place].items()}
+        self._bound = here, into
 
     def _views(self, rows: Tensor) -> dict[str, Views]:
         out: dict[str, Views] = {place: {} for place in self.layers}
@@ -138,6 +150,8 @@ class Folded:
 
 def _shares(losses: Tensor, marks: Marks, *, mean: bool) -> Tensor:
     """How much each example's loss counts in the backward pass."""
+    if marks.real is None:
+        return torch.full_like(losses, 1 / marks.width if mean else 1.0)
     if not mean:
         return marks.only_real(torch.ones_like(losses))
     share = 1 / marks.counts.to(losses).clamp_min(1)

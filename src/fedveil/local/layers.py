@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedveil.core.native import squared_rows
 from fedveil.local.precision import Precision
 from fedveil.local.steps import Into
 from fedveil.local.unfold import has_kernels
@@ -30,10 +31,12 @@ class Frame:
         """Whether convolutions take clients in turn, as is fastest on a CPU."""
         self.precision: Precision = "float32"
         """Of the products that a step is making."""
-        self.into: dict[str, Views] = {}
-        self.beta = self.alpha = 1.0
+        self.into: dict[str, dict[str, Into]] = {}
+        """Where gradients go, by layer and name."""
         self.blank: Tensor | None = None
         """Examples whose gradients count as zero, whatever they are."""
+        self.counts: list[int] | None = None
+        """How many examples of each client are real, where products may leave out the others; None: all are made."""
         self.books: list[tuple[Layer, Tensor, Tensor]] | None = None
         """Inputs and output gradients for later; None where gradients go straight to their place."""
         self.called: list[Layer] = []
@@ -92,7 +95,7 @@ class Frame:
 
     def targets(self, layer: Layer) -> dict[str, Into]:
         """Where this layer's gradients go."""
-        return {name: Into(rows, self.beta, self.alpha) for name, rows in self.into[layer.place].items()}
+        return self.into[layer.place]
 
 
 def _over(examples: Tensor, values: Tensor) -> Tensor:
@@ -177,65 +180,12 @@ def squared(x: Tensor) -> Tensor:
         from fedveil.local import device_norm
 
         return device_norm.squares(x.reshape(len(x), -1))
-    norms: Tensor = torch.linalg.vector_norm(x.reshape(len(x), -1), dim=1, dtype=torch.float64)
-    return norms.square_()
+    return squared_rows(x.reshape(len(x), -1))
 
 
 def gram_is_smaller(places: int, size: int) -> bool:
     """Whether two float64 matrices of places by places are smaller than a gradient of this size."""
     return 4 * places * places < size
-
-
-class Linear(Layer):
-    """y = x Wᵀ + b, for inputs with any number of places between example and feature."""
-
-    handles: ClassVar[type[nn.Module]] = nn.Linear
-
-    def output(self, a: Tensor) -> Tensor:
-        """One product per client."""
-        rows, weight = self._rows(a), self.views["weight"].transpose(1, 2)
-        if "bias" in self.views and not self.frame.half:
-            out = torch.baddbmm(self.views["bias"][:, None], rows, weight)
-        else:
-            out = self.frame.product(rows, weight)
-            out = out.add_(self.views["bias"][:, None]) if "bias" in self.views else out
-        return out.view(*a.shape[:-1], -1)
-
-    def back(self, a: Tensor, g: Tensor) -> Tensor:
-        """G W."""
-        return self.frame.product(self._rows(g), self.views["weight"]).view(a.shape)
-
-    def singles(self, a: Tensor, g: Tensor) -> Views | None:
-        """Only where an example has several places, too many for Gram matrices to be smaller."""
-        if a.dim() == 2:
-            return None
-        a, g = a.flatten(1, -2), g.flatten(1, -2)
-        if gram_is_smaller(a.shape[1], a.shape[2] * g.shape[2]):
-            return None
-        out = {"weight": torch.bmm(g.mT, a)}
-        return out | {"bias": g.sum(1)} if "bias" in self.views else out
-
-    def squares(self, a: Tensor, g: Tensor) -> Tensor:
-        """(‖a‖² + 1)·‖g‖² for one place per example; Gram matrices over several places, in float64."""
-        biased = "bias" in self.views
-        if a.dim() == 2:
-            return (squared(a) + float(biased)) * squared(g)
-        a, g = a.flatten(1, -2).double(), g.flatten(1, -2).double()
-        inner = torch.bmm(a, a.mT)
-        return ((inner + 1 if biased else inner) * torch.bmm(g, g.mT)).sum((1, 2)).clamp_min(0)
-
-    def add(self, a: Tensor, g: Tensor, into: dict[str, Into]) -> None:
-        """Gᵀ A and Σ g."""
-        rows, to = self._rows(g), into["weight"]
-        if self.frame.half:
-            to.put(self.frame.product(rows.mT, self._rows(a)))
-        else:
-            to.rows.baddbmm_(rows.mT, self._rows(a), beta=to.beta, alpha=to.alpha)
-        if "bias" in into:
-            into["bias"].put(rows.sum(1))
-
-    def _rows(self, x: Tensor) -> Tensor:
-        return x.reshape(self.frame.clients, -1, x.shape[-1])
 
 
 class Affine(Layer):

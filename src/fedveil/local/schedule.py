@@ -116,19 +116,20 @@ class Pool:
     def apart(self, clients: Sequence[int]) -> Take:
         """Examples of these clients, whose steps count positions from each client's own first."""
         own = [self.federation.train(k) for k in clients]
-        xs, ys = [self._placed(e.x) for e in own], [self._placed(e.y) for e in own]
+        xs, ys = [self._placed(e.x) for e in own], self._placed(torch.cat([e.y for e in own]))
+        starts = np.cumsum([0] + [len(x) for x in xs[:-1]])[:, None]
         room: list[Tensor] = []
 
         def take(step: Step) -> tuple[Tensor, Tensor]:
-            rows = torch.from_numpy(step.rows)
+            n, rows = len(step.counts), torch.from_numpy(step.rows)
             if not room or len(room[0]) < len(rows):
-                room[:] = (values[0].new_empty(len(rows), *values[0].shape[1:]) for values in (xs, ys))
-            x, y = room[0][: len(rows)], room[1][: len(rows)]
-            for i in range(len(step.counts)):
-                mine = slice(i * step.width, (i + 1) * step.width)
-                torch.index_select(xs[i], 0, rows[mine], out=x[mine])
-                torch.index_select(ys[i], 0, rows[mine], out=y[mine])
-            return x, y
+                room[:] = [xs[0].new_empty(len(rows), *xs[0].shape[1:])]
+            x = room[0][: len(rows)]
+            for values, index, place in zip(
+                xs, torch.split(rows, step.width), torch.split(x, step.width), strict=False
+            ):
+                torch.index_select(values, 0, index, out=place)
+            return x, ys.index_select(0, torch.from_numpy((step.rows.reshape(n, -1) + starts[:n]).reshape(-1)))
 
         return take
 

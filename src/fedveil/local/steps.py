@@ -26,7 +26,9 @@ class Into:
 
     def put(self, gradient: Tensor) -> None:
         """Add a gradient that lies in memory of its own."""
-        (self.rows.zero_() if self.beta == 0 else self.rows.mul_(self.beta)).add_(gradient, alpha=self.alpha)
+        if self.beta != 1:
+            self.rows.zero_() if self.beta == 0 else self.rows.mul_(self.beta)
+        self.rows.add_(gradient, alpha=self.alpha)
 
 
 class Walk:

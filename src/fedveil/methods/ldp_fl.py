@@ -27,7 +27,8 @@ def ldp_fl(
     range: Literal["fixed", "adaptive"] = "adaptive",
     radius: Radius = 0.02,
     centre: Radius = 0.0,
-    width: float = 3.0,
+    width: float = 0.5,
+    decay: float = 1.0,
     split: Split | None = None,
     delay: float | None = None,
     server_lr: float = 1.0,
@@ -51,7 +52,7 @@ def ldp_fl(
         raise Refused(
             f"{name}: only transport=shuffle sends parts on their own; set transport=shuffle, or leave it out"
         )
-    ranges = Ranges(range, _numbers(radius), _numbers(centre), width)
+    ranges = Ranges(range, _numbers(radius), _numbers(centre), width, decay)
     return Method(
         name="ldp_fl",
         local=FedAvg(server_lr, server_momentum),

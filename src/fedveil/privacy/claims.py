@@ -6,7 +6,7 @@ protect against the public only, and there the draw of the cohort amplifies, bec
 
 Where clients add their noise *together* and only the sum is shown, the releases are local ones: the server knows who
 took part. The public does not, and towards it the draw of clients amplifies; how many took part the noise betrays, so
-that a Poisson draw counts as one of its size (docs/decisions/013).
+that a Poisson draw counts as one of its size (docs/decisions/015).
 
 A client-unit release also bounds the record unit, at twice the sensitivity: changing a record may turn the whole move
 into any other of the same length, which is replacing the client, not zeroing it (with several local steps this really

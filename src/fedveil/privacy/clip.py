@@ -16,6 +16,7 @@ from torch import Tensor
 
 from fedveil.core.errors import Refused, positive
 from fedveil.core.flat import Layout
+from fedveil.core.native import squared_rows
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context, Replay
 
@@ -26,23 +27,18 @@ def margin(dtype: torch.dtype) -> float:
 
 
 def factors(norms: Tensor, norm: float, dtype: torch.dtype) -> Tensor:
-    """min(1, C/norm) in float64; 0 where a norm is not finite."""
+    """min(1, C/norm) in float64; 0 where a norm is not finite, or the factor is denormal, which rounds coarsely."""
     wide = norms.double()
     scale = torch.where(wide > norm, margin(dtype) * norm / wide, torch.ones_like(wide))
-    return torch.where(torch.isfinite(wide), scale, torch.zeros_like(wide))
-
-
-BLOCK = 2**15
-"""Numbers that are made float64 at a time on a CPU, to stay in the cache."""
+    return torch.where(torch.isfinite(wide) & (scale >= torch.finfo(dtype).tiny), scale, torch.zeros_like(wide))
 
 
 def row_norms(value: Tensor) -> Tensor:
     """The l2 norm of each row, in float64."""
-    if value.is_cuda or value.dtype == torch.float64 or value.numel() <= BLOCK:
+    if value.is_cuda or value.dtype != torch.float32:
         norms: Tensor = torch.linalg.vector_norm(value, dim=1, dtype=torch.float64)
         return norms
-    parts = [torch.stack([part.double().square_().sum() for part in row.split(BLOCK)]) for row in value]
-    return torch.stack(parts).sum(1).sqrt_()
+    return squared_rows(value).sqrt_()
 
 
 def shorten(value: Tensor, norm: float) -> Tensor:

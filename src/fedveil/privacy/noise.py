@@ -18,7 +18,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor
 
 from fedveil.core.errors import Refused, positive
+from fedveil.core.native import kernel
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context, Drawn, Release, Replay
 from fedveil.core.streams import device_key, drawable_on_device
@@ -33,17 +33,12 @@ from fedveil.core.team import share_out
 from fedveil.privacy import discrete
 from fedveil.privacy.events import SKELLAM_STEPS, Mechanism
 
-try:
-    from fedveil.privacy import _kernel
-
-    kernel: ModuleType | None = _kernel
-except ImportError:  # installed where there was no compiler; everything below does without
-    kernel = None
-
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 Draw = Callable[[np.random.Generator, Floats, float], None]
 """Fills a row with noise of this scale (in grid steps)."""
 
+WIDE = (torch.float32, torch.float64)
+"""What the compiled kernel takes."""
 FINE = 2.0**-20
 """Grid of continuous noise, as a share of its scale: coarse beside float64's own grid of 2⁻⁵², fine beside noise."""
 
@@ -131,6 +126,7 @@ def add_on_grid(value: Tensor, ctx: Context, draw: Draw, scales: list[float]) ->
 
         keys = torch.tensor([device_key(s) for s in streams], device=value.device)
         return device_noise.add_on_grid(value, keys, value.new_tensor(scales, dtype=torch.float64), FINE)
+    value = value.detach()
     out, size = torch.empty_like(value), value.shape[1]
 
     def add(row: int, _: int) -> None:
@@ -141,13 +137,17 @@ def add_on_grid(value: Tensor, ctx: Context, draw: Draw, scales: list[float]) ->
             block = noise[here] if value.is_cuda else noise[: here.stop - start]
             draw(streams[row], block, scales[row] / grid)
             if not value.is_cuda:
-                onto(out[row, here], value[row, here], block, grid)
+                onto(places[row, here], givens[row, here], block, grid)
         if value.is_cuda:
-            onto(out[row], value[row], noise, grid)
+            onto(places[row], givens[row], noise, grid)
 
-    def onto(place: Tensor, given: Tensor, noise: Floats, grid: float) -> None:
-        if kernel is not None and not given.is_cuda and given.is_contiguous():
-            kernel.onto(place.numpy(), given.numpy(), noise, grid)
+    # Views by numpy, once: for a block they would take as long as the block.
+    compiled = None if value.is_cuda or value.stride(1) != 1 or value.dtype not in WIDE else kernel
+    places, givens = (out.numpy(), value.numpy()) if compiled is not None else (out, value)
+
+    def onto(place: Any, given: Any, noise: Floats, grid: float) -> None:
+        if compiled is not None:
+            compiled.onto(place, given, noise, grid)
             return
         # A power of two as a factor, and float64 sums of float32: both are exact.
         steps = torch.from_numpy(noise).to(given.device).add_(given, alpha=1 / grid)

@@ -30,7 +30,7 @@ class PerWeight:
     perturb
         ``weights``: what is reported is the client's weight y (as in the paper), ``delta``: its move y − w.
     cohort
-        how many clients take part in a round: the noise in a mean is known to adaptive ranges.
+        how many clients take part in a round: adaptive ranges of weights know how much noise a mean holds.
 
     The ledger line counts one release for every weight; its deviation is that at the centre of the range, in units
     of r. Noise depends on what it hides, so that the signal's ``noise_var`` is not known.
@@ -56,27 +56,22 @@ class PerWeight:
         else:
             check_epsilon(self.epsilon)
 
-    @property
-    def looks_back(self) -> bool:
-        """Ranges of moves are learned from the last mean move."""
-        return self.perturb == "delta" and self.ranges.kind == "adaptive"
-
     def init(self) -> Tensor:
-        """No radius is known before the first round."""
+        """No radius has been used before the first round."""
         return torch.zeros(0, dtype=torch.float64)
 
     def apply(self, memory: Tensor, signal: Signal, ctx: Context) -> tuple[Tensor, Signal]:
-        """Report all rows; what is remembered are the radii that were used, by layer."""
+        """Report all rows; ranges of whole weights remember the radii that were used, by layer."""
         origin = torch.zeros(1, signal.dim) if ctx.weights is None else ctx.weights[None, :]
         origin = origin.to(signal.value) if self.perturb == "weights" else signal.value.new_zeros(1, 1)
-        centres, radii = self.range_of(memory, ctx)
+        centres, radii, memory = self.range_of(memory, ctx)
         c = spread_out(centres.to(signal.value.device), ctx.layout)
         r = spread_out(radii.to(signal.value.device), ctx.layout)
         value = signal.value + origin
         told = replace(signal, value=value, bound=None, unit=None, noise_var=None)
         if self.mechanism == "clamp":
             told = replace(told, value=torch.clamp(value.double(), c - r, c + r).to(value) - origin, noise_var=0.0)
-            return radii, told
+            return memory, told
         assert self.epsilon is not None
         t = ((value.double() - c) / r).cpu().numpy()
         if self.mechanism == "two_point":
@@ -90,23 +85,20 @@ class PerWeight:
         deviation = per_weight.worst_variance(self.mechanism, self.epsilon) ** 0.5
         line = Release("client", 1.0, deviation, self.mechanism, ctx.slot, ctx.channel, ctx.round, who or None)
         ctx.releases.append(replace(line, count=signal.dim, epsilon=self.epsilon))
-        return radii, replace(told, released=True)
+        return memory, replace(told, released=True)
 
-    def range_of(self, memory: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        """Centre and radius of each layer in this round, from released values only."""
-        centres, radii = self.ranges.first(ctx.layout)
-        if self.ranges.kind == "fixed":
-            return centres, radii
-        noise = per_weight.worst_variance(self.mechanism, self.epsilon or 1.0) / self.cohort
-        released = ctx.weights if self.perturb == "weights" else ctx.previous
-        if released is None:
-            return centres, radii
-        if len(memory):
-            return self.ranges.next(memory.cpu(), released.cpu(), noise, ctx.layout)
-        if self.perturb == "weights":  # initial weights hold no noise
-            centres, wide = self.ranges.about(released.cpu(), ctx.layout, torch.zeros_like(radii))
-            radii = torch.maximum(radii, wide)
-        return centres, radii
+    def range_of(self, memory: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+        """Centre and radius of each layer in this round, from released values only; then what to remember."""
+        ranges, layout = self.ranges, ctx.layout
+        centres, radii = ranges.declared(layout)
+        if ranges.kind == "adaptive" and ctx.weights is not None:
+            if self.perturb == "delta":
+                centres, radii = ranges.of_moves(ctx.weights, layout)
+            else:
+                noise = per_weight.worst_variance(self.mechanism, self.epsilon or 1.0) / self.cohort
+                centres, radii = ranges.of_weights(ctx.weights, layout, memory.cpu(), noise)
+        radii = ranges.shrunk(radii, ctx.round)
+        return centres, radii, radii if self.perturb == "weights" and ranges.kind == "adaptive" else memory
 
     def _upper(self, t: per_weight.Floats, ctx: Context) -> per_weight.Bits:
         out = np.empty(t.shape, dtype=np.bool_)

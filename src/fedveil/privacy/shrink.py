@@ -93,7 +93,9 @@ class Shrink:
         if not signal.released:
             raise Refused("shrink: the signal holds no noise that a mechanism added; put it after the noise")
         if signal.noise_var is None:
-            raise Refused("shrink: the variance of the noise inside is unknown here (a clip or a shrink came before)")
+            raise Refused(
+                "shrink: the variance of the noise inside is unknown here (a clip, a robust rule or a shrink before)"
+            )
         value = signal.value.double()
         variance = torch.as_tensor(signal.noise_var, dtype=torch.float64, device=value.device).reshape(-1, 1)
         if variance.shape[0] not in (1, signal.rows):

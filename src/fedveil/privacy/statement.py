@@ -201,7 +201,7 @@ def _row(accounts: Accounts, lines: Sequence[Line], observer: Observer, unit: Un
 
 
 THEOREMS = {
-    "skellam": "Agarwal, Kairouz and Liu 2021, whose shares add up to a Skellam",
+    "skellam": "Agarwal, Kairouz and Liu 2021, shares of which add up to one; numpy's Poisson is taken as exact",
     "discrete_gaussian": "Kairouz, Liu and Steinke 2021, theorem 1 on sums of discrete Gaussians",
 }
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from fedveil.core.errors import Refused
 from fedveil.report.client_plots import CLIENTS
+from fedveil.report.defence import defence
 from fedveil.report.drawing import Plot, thin
 from fedveil.report.plots import draw
 from fedveil.report.read import Run, items, number, read_run
@@ -192,6 +193,6 @@ def reproduce(run: Run, plots: list[Plot]) -> str:
 
 
 SECTIONS: tuple[Callable[[Run, list[Plot]], str], ...] = (
-    *(privacy, learning, clients, cost),
+    *(privacy, learning, defence, clients, cost),
     *(rounds, data, settings, reproduce),
 )

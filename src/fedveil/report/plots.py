@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fedveil.report.client_plots import classes, client_accuracy, sizes
+from fedveil.report.defence import score
 from fedveil.report.drawing import Plot, band, columns, line, quantile, round_axis, short
 from fedveil.report.read import Run, number
 from fedveil.report.words import share
@@ -116,6 +117,7 @@ def traffic(run: Run) -> Plot | None:
 PLOTS: tuple[Callable[[Run], Plot | None], ...] = (
     epsilon,  # privacy
     *(accuracy, loss, norms),  # learning
+    score,  # defence
     *(client_accuracy, sizes, classes),  # clients
     *(seconds, traffic),  # cost
 )

@@ -38,7 +38,7 @@ class Bookkeeper:
     """Keeps the ledger of one run; without a mechanism its lines say that nothing was released under one."""
 
     def __init__(self, training: Training, folder: Folder, progress: Progress) -> None:
-        self.training = training
+        self.folder, self.training = folder, training
         self.planner = Planner(training)
         self.privacy = training.settings.privacy
         self.ledger = Ledger.replay(folder.ledger)
@@ -150,7 +150,8 @@ class Bookkeeper:
 
     def statement(self, notes: Sequence[str]) -> Statement:
         """The privacy statement of what has been charged so far."""
-        return state(self.planner, self.accounts, self.ledger.entries, notes)
+        missed = any(event.get("excluded") or event.get("missing") for event in self.folder.read_events())
+        return state(self.planner, self.accounts, self.ledger.entries, notes, missed=missed)
 
 
 PROVED = (
@@ -162,13 +163,14 @@ NOMINAL = (
 )
 
 
-def averaging(training: Training) -> Averaging | None:
+def averaging(training: Training, *, missed: bool = False) -> Averaging | None:
     """What can be said about a cohort's noises towards the public; None where no noise stands in the steps.
 
-    None as well where only a sum arrives: it may lack the noise of clients that dropped out.
+    None as well where a mean may lack somebody's noise: where uploads were ``missed``, where only a sum arrives
+    (clients may have dropped out of it), and under attack.
     """
     method, batching = training.method, training.batching
-    if "each" not in method.transport.reveals:
+    if missed or training.attackers is not None or "each" not in method.transport.reveals:
         return None
     stages = tuple(method.on_step)
     noisy = [s for s in stages if isinstance(s, Gaussian)]
@@ -181,14 +183,16 @@ def averaging(training: Training) -> Averaging | None:
     return Averaging("proved", PROVED) if proved else Averaging("nominal", NOMINAL)
 
 
-def state(planner: Planner, accounts: Accounts, entries: Sequence[Entry], notes: Sequence[str]) -> Statement:
-    """The statement that these charges support under this method."""
+def state(
+    planner: Planner, accounts: Accounts, entries: Sequence[Entry], notes: Sequence[str], *, missed: bool = False
+) -> Statement:
+    """The statement that these charges support under this method; ``missed``: some uploads did not arrive."""
     method, privacy = planner.training.method, planner.training.settings.privacy
     notes = (*method.transport.remarks(planner.training.cohort), *notes)
     if method.allow_leak:
         return Statement.void(LEAK, notes)
     summed = "each" not in method.transport.reveals
-    averages = averaging(planner.training)
+    averages = averaging(planner.training, missed=missed)
     statement = Statement.of(accounts, entries, notes, rng=privacy.rng, averaging=averages, summed=summed)
     return weightwise(statement, entries, privacy.delta, shuffled(method.transport))
 

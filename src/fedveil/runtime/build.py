@@ -54,7 +54,7 @@ def build(node: Mapping[str, Any], group: str, **given: Any) -> Any:
 
 
 def build_aggregate(node: Mapping[str, Any], cohort: int, momentum: float = 0.0) -> Aggregator:
-    """The rule that the node names, with what comes before it; refused where such a cohort is too small for it.
+    """The rule that the node names, with what comes before it, for cohorts of this size.
 
     ``momentum`` is that of the clients, which a detector's starting thresholds depend on.
     """

@@ -145,7 +145,7 @@ def _round(
     settings, method, federation = training.settings, training.method, training.federation
     number, server = progress.round + 1, progress.server
     record: Record = {"round": number, "clients": cohort, "bytes_up": 0, "bytes_down": 0}
-    record |= dict.fromkeys(("train_loss", "move_norm", "steps", "accuracy", "loss", "client_accuracy"))
+    record |= dict.fromkeys(("train_loss", "move_norm", "steps", "accuracy", "loss", "client_accuracy", "missing"))
     memory = None
     if cohort or method.fixed_divisor:
         held = progress.memory.gather(cohort) if method.local.remembers else None
@@ -174,6 +174,7 @@ def _round(
             books.check(lines, ctx.releases)
             record["bytes_up"], server = arrival.bytes_up, arrival.server
             if arrival.arrived is not None:
+                record["missing"] = len(cohort) - len(arrival.arrived)
                 cohort = [cohort[i] for i in arrival.arrived.tolist()]
                 memory = None if memory is None else memory[arrival.arrived.to(memory.device)]
         record |= ctx.log

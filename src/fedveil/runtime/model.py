@@ -86,10 +86,12 @@ def build_objective(
         if not isinstance(model, nn.Module):
             made = type(model).__name__
             raise Refused(f"model.build: {config['model']['build']} returned {made}; return a torch Module")
+        _refuse_hooks(model)
     elif not isinstance(model, nn.Module):
         raise Refused(f"model: {model!r} is not a module; hand in an instance of torch.nn.Module, or a name")
     else:
-        model = deepcopy(model)
+        _refuse_hooks(model)
+        model = _copied(model)
     if settings.batch_norm == "group_norm":
         model = without_batch_norm(model)
     objective = Objective.of(model.to(settings.torch_device, settings.torch_dtype), chosen)
@@ -111,6 +113,25 @@ def without_batch_norm(module: nn.Module) -> nn.Module:
     for name, child in module.named_children():
         setattr(module, name, without_batch_norm(child))
     return module
+
+
+def _refuse_hooks(model: nn.Module) -> None:
+    hooked = next((name for name, p in model.named_parameters() if p._backward_hooks), None)
+    if hooked is not None:
+        raise Refused(
+            f"model: parameter {hooked} has a hook on its gradient, which a copy of the model loses; put what it does "
+            "into the model's forward"
+        )
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return deepcopy(model)
+    except RuntimeError as problem:
+        raise Refused(
+            f"model: it cannot be copied ({str(problem).splitlines()[0]}); if it uses torch.nn.utils.weight_norm, use "
+            "torch.nn.utils.parametrizations.weight_norm instead"
+        ) from None
 
 
 def _try_out(objective: Objective, task: Task) -> None:

@@ -24,6 +24,7 @@ from fedveil.core.parts import Moves, State
 from fedveil.core.round import BUFFERS, Shares
 from fedveil.core.walk import travel
 from fedveil.data.cohorts import usual_sizes
+from fedveil.local.admission import rewritten
 from fedveil.local.attackers import Attackers, drawn
 from fedveil.local.batches import Batching, Drawing
 from fedveil.local.choice import Facts, choose
@@ -339,6 +340,12 @@ def _refuse_leaks(settings: Settings, method: Method, federation: Federation, ob
         raise Refused(
             f"model: {what}, which {method.name} does not protect; use GroupNorm, or set batch_norm=group_norm to "
             "have every BatchNorm replaced by it"
+        )
+    written = None if method.on_step.per_sample is None else rewritten(objective, federation)
+    if written is not None:
+        raise Refused(
+            f"model: a forward pass writes to {written} (as max_norm of an Embedding does), which is outside what "
+            f"{method.name} clips and covers with noise; leave it out"
         )
     if federation.private_statistics:
         raise Refused(

@@ -21,10 +21,10 @@ from fedveil.core.parts import Delivery, View
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 from fedveil.transport.shuffle.client import departures, parts
-from fedveil.transport.shuffle.messages import Batch, Malformed, Open, Part
+from fedveil.transport.shuffle.messages import LONGEST, Batch, Malformed, Open, Part
 from fedveil.transport.shuffle.reports import Codec, Rows
 from fedveil.transport.shuffle.sealing import OVERHEAD, unseal
-from fedveil.transport.shuffle.shuffler import Apart, Shuffler, Shuffling
+from fedveil.transport.shuffle.shuffler import ENVELOPE, Apart, Shuffler, Shuffling
 
 Split = Literal["weight", "layer"]
 Arrived = np.ndarray[Any, np.dtype[np.bool_]]
@@ -101,6 +101,12 @@ class Shuffle:
                 f"transport.seal: {clients} clients sealing {len(lengths):,} parts each takes minutes a round; "
                 "set split=layer, or transport.seal=false to simulate the order alone"
             )
+        if self.seal and clients * (max(lengths) + ENVELOPE + OVERHEAD) > LONGEST:
+            raise Refused(
+                f"transport.split: {clients} parts of {max(lengths):,} bytes make a batch above the limit of "
+                f"{LONGEST:,}; use mechanism=two_point or split=weight, or simulate the order alone with "
+                "transport.seal=false"
+            )
         came = self._arrivals(clients, len(lengths), ctx)
         least = max(1, int(np.ceil(self.least * clients - 1e-9)))
         if self.seal:
@@ -150,7 +156,7 @@ class Shuffle:
         came: Arrived,
         least: int,
         number: int,
-    ) -> tuple[list[Rows], Rows, int, Counter[str]]:
+    ) -> tuple[Rows, Rows, int, Counter[str]]:
         key = X25519PrivateKey.generate()
         public = key.public_key()
         opening = Open(number, tuple(length + OVERHEAD for length in lengths), least)
@@ -170,28 +176,29 @@ class Shuffle:
 
 def open_batches(
     batches: list[bytes], key: X25519PrivateKey, codecs: list[Codec], lengths: list[int], number: int
-) -> tuple[list[Rows], Rows, Counter[str]]:
-    """The server's side: totals by position, how many parts each holds, and how many could not be read."""
+) -> tuple[Rows, Rows, Counter[str]]:
+    """The server's side: totals by coordinate, how many parts each position has, and how many could not be read."""
     places = [(codec, piece) for codec in codecs for piece in range(len(codec.sizes))]
-    totals: list[Rows] = [np.zeros(codec.sizes[piece]) for codec, piece in places]
-    counts, spoilt = np.zeros(len(places), dtype=np.int64), Counter[str]()
+    ends = np.cumsum([size for codec in codecs for size in codec.sizes])
+    totals, counts, spoilt = np.zeros(ends[-1]), np.zeros(len(places), dtype=np.int64), Counter[str]()
     for message in batches:
         batch = Batch.decode(message)
-        if batch.round != number or batch.position >= len(places):
-            raise Malformed(f"a batch is about round {batch.round}, position {batch.position}")
+        place = batch.position
+        if batch.round != number or place >= len(places):
+            raise Malformed(f"a batch is about round {batch.round}, position {place}")
         reports = []
         for sealed in batch.sealed:
             try:
-                report = unseal(sealed, key, number, batch.position)
+                report = unseal(sealed, key, number, place)
             except Malformed:
                 spoilt["not sealed to the server"] += 1
                 continue
-            if len(report) == lengths[batch.position]:
+            if len(report) == lengths[place]:
                 reports.append(report)
         if reports:
-            codec, piece = places[batch.position]
-            totals[batch.position] = codec.total(piece, reports)
-            counts[batch.position] = len(reports)
+            codec, piece = places[place]
+            totals[ends[place] - codec.sizes[piece] : ends[place]] = codec.total(piece, reports)
+            counts[place] = len(reports)
     return totals, counts, spoilt
 
 
@@ -202,31 +209,36 @@ def _unsealed(
     came: Arrived,
     least: int,
     number: int,
-) -> tuple[list[Rows], Rows, int, Counter[str]]:
+) -> tuple[Rows, Rows, int, Counter[str]]:
     """What sealing and shuffling would deliver: the mean over a permutation is the mean."""
     counts = came.sum(axis=0)
     held = came & (counts >= least)
     totals: list[Rows] = []
     first = 0
     for name, codec in codecs.items():
-        here = held[:, first : first + len(codec.sizes)]
-        totals += np.split(codec.summed(uploads[name], here), np.cumsum(codec.sizes)[:-1])
+        totals.append(codec.summed(uploads[name], held[:, first : first + len(codec.sizes)]))
         first += len(codec.sizes)
-    sent = len(came) * sum(weight(length, position, number) for position, length in enumerate(lengths))
-    refused = Counter({"too few": int(counts[counts < least].sum())}) if (counts < least).any() else Counter[str]()
-    return totals, held.sum(axis=0), sent, refused
+    few = int(counts[counts < least].sum())
+    refused = Counter({"too few": few}) if few else Counter[str]()
+    sent = len(came) * int(weights_on_the_wire(np.asarray(lengths), number).sum())
+    return np.concatenate(totals), held.sum(axis=0), sent, refused
 
 
-def weight(length: int, position: int, number: int) -> int:
-    """Bytes of the message that carries a report of this length."""
-    sealed = length + OVERHEAD
-    return len(Part(number, position, b"").encode()) + sealed + (0 if sealed < 256 else 1 if sealed < 65536 else 3)
+def weights_on_the_wire(lengths: Rows, number: int) -> Rows:
+    """Bytes of the messages that carry reports of these lengths, about positions 0, 1, 2, ... of a round."""
+    place = np.arange(len(lengths))
+    sealed = lengths + OVERHEAD
+    # Whole numbers and byte strings of msgpack have heads of lengths that grow with them.
+    extra = (place >= 128).astype(np.int64) + (place >= 256) + 2 * (place >= 65_536)
+    extra = extra + (sealed >= 256) + 2 * (sealed >= 65_536)
+    return np.asarray(len(Part(number, 0, b"").encode()) + extra + sealed)
 
 
-def _means(codecs: Mapping[str, Codec], totals: list[Rows], counts: Rows) -> dict[str, Any]:
-    out, first = {}, 0
+def _means(codecs: Mapping[str, Codec], totals: Rows, counts: Rows) -> dict[str, Any]:
+    out, place, coordinate = {}, 0, 0
     for name, codec in codecs.items():
-        last = first + len(codec.sizes)
-        out[name] = codec.mean(np.concatenate(totals[first:last]), np.repeat(counts[first:last], codec.sizes))
-        first = last
+        here = counts[place : place + len(codec.sizes)]
+        spread = here if len(here) == sum(codec.sizes) else np.repeat(here, codec.sizes)
+        out[name] = codec.mean(totals[coordinate : coordinate + len(spread)], spread)
+        place, coordinate = place + len(here), coordinate + len(spread)
     return out

@@ -62,7 +62,7 @@ class Codec:
 
     def summed(self, signal: Signal, arrived: np.ndarray[Any, np.dtype[np.bool_]]) -> Rows:
         """The same for all pieces at once, of the values whose pieces arrived, without any bytes."""
-        mask = np.repeat(arrived, self.sizes, axis=1)
+        mask = arrived if arrived.shape[1] == signal.dim else np.repeat(arrived, self.sizes, axis=1)
         if self.levels is not None:
             return np.asarray(np.sum(self._rows(signal) & mask, axis=0, dtype=np.float64))
         return _ordered_sum(np.where(mask, self._rows(signal), 0))

@@ -6,6 +6,8 @@ It holds no key: what it sees are senders, positions, lengths and times. It runs
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import subprocess
 import sys
 from collections import Counter
@@ -13,6 +15,7 @@ from typing import IO, Protocol
 
 import msgpack
 
+from fedveil.core.errors import Aborted
 from fedveil.core.secret import secure_generator
 from fedveil.transport.shuffle.messages import (
     CLOSE,
@@ -97,8 +100,7 @@ class Apart:
 
     def __init__(self, opening: Open) -> None:
         self.refused: Counter[str] = Counter()
-        command = [sys.executable, "-m", "fedveil.transport.shuffle"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = _process()
         self._send(opening.encode())
 
     def take(self, sender: int, message: bytes) -> None:
@@ -106,26 +108,59 @@ class Apart:
         self._send(envelope(sender, message))
 
     def release(self) -> list[bytes]:
-        """Ask for the batches, and let the process end."""
-        self._send(msgpack.packb([VERSION, CLOSE]))
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        batches = []
-        with self.process as process:
-            assert process.stdout is not None
-            while (frame := read_frame(process.stdout)) is not None:
-                batches.append(frame)
-        if process.returncode or not batches:
-            raise Malformed("the shuffler's process ended before its batches were complete")
-        version, kind, refused = msgpack.unpackb(batches.pop())
-        if (version, kind) != (VERSION, REPORT):
-            raise Malformed("the shuffler's process ended before its batches were complete")
-        self.refused.update({str(why): int(times) for why, times in refused.items()})
-        return batches
+        """Ask for the batches."""
+        self._send(CLOSING)
+        batches: list[bytes] = []
+        try:
+            while (frame := read_frame(self._pipe(self.process.stdout))) is not None:
+                if not frame.startswith(REPORTING):
+                    batches.append(frame)
+                    continue
+                self.refused.update(Counter(msgpack.unpackb(frame)[2]))
+                return batches
+        except Malformed:
+            raise Aborted(GONE) from None
+        raise Aborted(GONE)
 
     def _send(self, data: bytes) -> None:
-        assert self.process.stdin is not None
-        write_frame(self.process.stdin, data)
+        pipe = self._pipe(self.process.stdin)
+        try:
+            write_frame(pipe, data)
+            if data == CLOSING:
+                pipe.flush()
+        except OSError:
+            raise Aborted(GONE) from None
+
+    @staticmethod
+    def _pipe(stream: IO[bytes] | None) -> IO[bytes]:
+        assert stream is not None
+        return stream
+
+
+GONE = "the shuffler's process has ended; the next round starts another one"
+CLOSING = bytes(msgpack.packb([VERSION, CLOSE]))
+REPORTING = bytes(msgpack.packb([VERSION, REPORT, {}]))[:-1]
+_running: list[subprocess.Popen[bytes]] = []
+
+
+def _process() -> subprocess.Popen[bytes]:
+    """The shuffler's process: one for all rounds, another one if it has ended."""
+    if not _running or _running[0].poll() is not None:
+        _stop()
+        command = [sys.executable, "-m", "fedveil.transport.shuffle"]
+        _running.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+    return _running[0]
+
+
+@atexit.register
+def _stop() -> None:
+    while _running:
+        process = _running.pop()
+        for pipe in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                assert pipe is not None
+                pipe.close()
+        process.wait()
 
 
 def envelope(sender: int, message: bytes) -> bytes:
@@ -134,15 +169,12 @@ def envelope(sender: int, message: bytes) -> bytes:
 
 
 def serve(reader: IO[bytes], writer: IO[bytes]) -> None:
-    """One round over a pair of streams: an opening, enveloped parts, a closing; then the batches and a report."""
-    first = read_frame(reader)
-    shuffler = Shuffler(Open.decode(first or b""))
-    closing = msgpack.packb([VERSION, CLOSE])
-    while (frame := read_frame(reader)) is not None:
-        if frame == closing:
-            break
-        shuffler.take(int.from_bytes(frame[:8], "big"), frame[8:])
-    for batch in shuffler.release():
-        write_frame(writer, batch)
-    write_frame(writer, msgpack.packb([VERSION, REPORT, dict(shuffler.refused)]))
-    writer.flush()
+    """Round after round over a pair of streams: an opening, enveloped parts, a closing; then batches and a report."""
+    while (first := read_frame(reader)) is not None:
+        shuffler = Shuffler(Open.decode(first))
+        while (frame := read_frame(reader)) is not None and frame != CLOSING:
+            shuffler.take(int.from_bytes(frame[:8], "big"), frame[8:])
+        for batch in shuffler.release():
+            write_frame(writer, batch)
+        write_frame(writer, bytes(msgpack.packb([VERSION, REPORT, dict(shuffler.refused)])))
+        writer.flush()

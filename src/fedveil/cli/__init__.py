@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil import __version__
-from fedveil.commands import budget, keys
-from fedveil.commands.bench import secagg
+from fedveil.cli import budget, keys
+from fedveil.cli.bench import bench
+from fedveil.cli.options import Json, Many, OnPaper, Overrides, Place, Quiet, writable
 from fedveil.core.errors import Refused
-from fedveil.core.files import writable
 
 USER_MISTAKE = 2
 INTERRUPTED = 130
@@ -33,20 +33,9 @@ app = typer.Typer(
     "Example:\n\n`fedveil run method=scaffold data=digits rounds=20`",
 )
 
-bench = typer.Typer(no_args_is_help=True, help="Measure ours against the peers that are installed, side by side.")
 app.add_typer(bench, name="bench")
-bench.command()(secagg)
 app.add_typer(budget.app, name="budget")
 app.add_typer(keys.app, name="keys")
-
-Overrides = Annotated[list[str] | None, typer.Argument(help="Settings as name=value.", show_default=False)]
-Place = Annotated[Path, typer.Argument(help="The folder of a run.", show_default=False)]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Also write the outcome to this JSON file.")]
-OnPaper = Annotated[
-    bool, typer.Option("--plan", help="Print noise, epsilon, affordable rounds and time; train nothing.")
-]
-Many = Annotated[bool, typer.Option("-m", "--multirun", help="Run every combination of comma-separated values.")]
 
 
 def _version(wanted: bool) -> None:
@@ -171,87 +160,26 @@ def datasets(json: Json = None) -> None:
     _list("data", {name: f"{source.about}{needs[name]}" for name, source in SOURCES.items()}, json)
 
 
-@bench.command()
-def engine(
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int, typer.Option(help="Threads for everybody; 0: all cores.")] = 0,
-    precision: Annotated[str, typer.Option(help="float32, tf32 or bf16, for ours on a GPU.")] = "float32",
-    only: Annotated[list[str] | None, typer.Option(help="A scenario such as mlp/fedavg, or a pattern.")] = None,
-    repeats: Annotated[int, typer.Option(help="Repetitions in which everybody takes a turn.")] = 5,
-    limit: Annotated[
-        float | None, typer.Option(help="Seconds of turns after which a scenario stops repeating.")
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny, to see that it works.")] = False,
-    page: Annotated[Path | None, typer.Option(help="Write the results page to this Markdown file.")] = None,
-    reports: Annotated[
-        list[Path] | None, typer.Option("--from", help="Measure nothing; write the page from this saved JSON.")
-    ] = None,
-    json: Json = None,
+@app.command()
+def matrix(
+    overrides: Overrides = None,
+    out: Annotated[Path, typer.Option(help="The folder of cells and page; the same one goes on.")] = Path(
+        "runs/matrix"
+    ),
+    private: Annotated[str, typer.Option(help="The method of cells with a budget.")] = "dp_fedavg_local",
+    under: Annotated[list[str] | None, typer.Option(help="A setting, name=value, of cells with a budget.")] = None,
     quiet: Quiet = False,
+    json: Json = None,
 ) -> None:
-    """Training a cohort: ours against lean loops, Opacus, pfl and Flower's simulation; memory and growth.
+    """Attacks against rules under budgets: every combination, with detection and a real ledger in each cell.
 
-    Examples:
-    `fedveil bench engine --only mlp/fedavg --quick`
-
-    `fedveil bench engine --json engine.json --page engine.md`
-
-    `fedveil bench engine --from cpu.json --from gpu.json --page docs/results/engine.md`
+    Example:
+    `fedveil matrix attack=none,ipm aggregate=mean,median rounds=3 attack.share=0.3 --out matrix`
     """
-    from fedveil.bench import page as pages
-    from fedveil.bench.engine import Options
-    from fedveil.bench.terminal import measure, show
-    from fedveil.core.files import write_bytes
+    from fedveil.report.matrix_terminal import carry_out
 
     writable(json)
-    writable(page, "--page")
-    if reports:
-        if page is None or json is not None:
-            raise Refused("--from: it only writes a page from saved reports; add --page FILE, and leave --json out")
-        write_bytes(page, pages.page(pages.read(reports)).encode())
-        return
-    options = Options(device, threads, precision, tuple(only or ()), repeats, limit, quick)
-    console = Console(quiet=quiet)
-    report = measure(console, options, json)
-    show(console, report)
-    if page is not None:
-        write_bytes(page, pages.page([report]).encode())
-
-
-@bench.command()
-def aggregate(
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    threads: Annotated[int, typer.Option(help="Threads for everybody; 0: all cores.")] = 0,
-    repeats: Annotated[int, typer.Option(help="Repetitions in which everybody takes a turn.")] = 3,
-    quick: Annotated[bool, typer.Option("--quick", help="Tiny, to see that it works.")] = False,
-    page: Annotated[Path | None, typer.Option(help="Write the results page to this Markdown file.")] = None,
-    json: Json = None,
-    quiet: Quiet = False,
-) -> None:
-    """Robust aggregation: every rule against byzfl's, torch.sort, a plain mean and a matrix product.
-
-    Examples:
-    `fedveil bench aggregate --quick`
-
-    `fedveil bench aggregate --json aggregate.json --page aggregation.md`
-    """
-    from fedveil.bench import aggregate as rules
-    from fedveil.core.files import write_bytes
-
-    writable(json)
-    writable(page, "--page")
-    console = Console(quiet=quiet)
-    options = rules.Options(device, threads, repeats, quick)
-    report = rules.run(options, json, lambda words: console.print(words, highlight=False))
-    found = Table("", "clients x parameters", "", "ms", "ours is faster by", box=SIMPLE)
-    for row in rules.rows(report):
-        found.add_row(*(cell.strip("*") for cell in row))
-    asked = Table("goal", "asked", "measured", "", box=SIMPLE)
-    for goal in rules.goals():
-        asked.add_row(*(cell.strip("*") for cell in rules.goal_row(goal, report)))
-    console.print(found, asked)
-    if page is not None:
-        write_bytes(page, rules.page([report]).encode())
+    _interruptible([], lambda: carry_out(Console(quiet=quiet), overrides or [], out, private, under or [], json))
 
 
 def _plan(config: dict[str, Any], quiet: bool, json: Path | None) -> None:

@@ -1,5 +1,6 @@
-/* Gaussian noise in two passes over memory that stays in the cache; privacy/noise.py does the same in torch where this
- * file was not compiled. Uniform numbers come from the caller's generator: nothing here draws any. */
+/* Gaussian noise in two passes over memory that stays in the cache, and lengths of rows; privacy/noise.py and
+ * core/native.py do the same in torch where this file was not compiled. Uniform numbers come from the caller's
+ * generator: nothing here draws any. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <math.h>
@@ -41,6 +42,14 @@ FOR_EACH_PROCESSOR static void onto64(double *restrict out, const double *restri
     for (Py_ssize_t i = 0; i < n; i++) out[i] = rint(noise[i] + x[i] * inv) * g;
 }
 
+/* Squared length of a row, its products and their sum in float64. */
+FOR_EACH_PROCESSOR static double squared(const float *restrict x, Py_ssize_t n)
+{
+    double sum = 0.0;
+    for (Py_ssize_t i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
+    return sum;
+}
+
 static PyObject *box_muller(PyObject *self, PyObject *args)
 {
     Py_buffer uniform;
@@ -80,9 +89,30 @@ static PyObject *onto(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *squares(PyObject *self, PyObject *args)
+{
+    Py_buffer out, x;
+    if (!PyArg_ParseTuple(args, "w*y*", &out, &x)) return NULL;
+    Py_ssize_t rows = out.len / (Py_ssize_t)sizeof(double), n = rows ? x.len / (Py_ssize_t)sizeof(float) / rows : 0;
+    int fits = out.itemsize == sizeof(double) && x.itemsize == sizeof(float) &&
+               x.len == rows * n * (Py_ssize_t)sizeof(float);
+    if (fits) {
+        double *to = out.buf;
+        const float *from = x.buf;
+        Py_BEGIN_ALLOW_THREADS
+        for (Py_ssize_t i = 0; i < rows; i++) to[i] = squared(from + i * n, n);
+        Py_END_ALLOW_THREADS
+    }
+    PyBuffer_Release(&out);
+    PyBuffer_Release(&x);
+    if (!fits) return PyErr_Format(PyExc_ValueError, "squares: give a float64 number for each row of float32");
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"box_muller", box_muller, METH_VARARGS, "Uniform float64 numbers become normal ones, in place, in pairs."},
     {"onto", onto, METH_VARARGS, "out = g·round(x/g + noise)."},
+    {"squares", squares, METH_VARARGS, "out_i = Σ x_ij² in float64."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -11,10 +11,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-app = typer.Typer(invoke_without_command=True)
+from fedveil.cli.options import Json, Quiet
 
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Also write the outcome to this JSON file.")]
+app = typer.Typer(invoke_without_command=True)
 
 
 @app.callback()

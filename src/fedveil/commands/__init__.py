@@ -1,1 +1,0 @@
-"""Commands of ``fedveil`` that stand in files of their own."""
