@@ -33,6 +33,10 @@ def test_a_private_run_says_whom_its_statement_speaks_of(tmp_path):
         (("attack.share=0.5",), "attack.share: there is no such setting"),
         (("attack=zero", "attack.share=0.01"), "attack.share: 0.01 of 20 clients is nobody"),
         (("attack=zero", "attack.share=2"), "attack.share: 2.0 is not a share of the clients"),
+        (
+            ("attack=zero", "attack.share=0.2", "method=ddp_fedavg", "transport=masks", "sigma=1"),
+            "attack: the clients of ddp_fedavg share out the noise",
+        ),
         (("attack=zero", "attack.onset=0"), "attack.onset: 0 is not a positive number"),
         (("attack=malformed", "attack.kind=loud"), "attack.kind: 'loud' is unknown"),
         (("attack=backdoor", "attack.target=10"), "attack.target: there is no class 10"),
