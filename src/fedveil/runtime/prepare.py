@@ -201,8 +201,8 @@ def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, wanted: 
         return None
     if recipe.sums_only:
         raise Refused(
-            f"attack: the clients of {recipe.name} share out the noise, and attackers bring no share of theirs, so that "
-            "the claim would not hold; use attack=none, or a method whose clients each add their own noise"
+            f"attack: the clients of {recipe.name} share out the noise, and attackers bring no share of theirs, so "
+            "that the claim would not hold; use attack=none, or a method whose clients each add their own noise"
         )
     engine = None
     if attack.poison is not None:
