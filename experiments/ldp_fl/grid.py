@@ -133,8 +133,8 @@ FASHION = Task(
     goal=0.86,
     sweep=(1.0, 2.0, 4.0),
     fixed_weights=0.015,
-    settings=(*TRAINING[:-2], ("local_epochs", 5), TRAINING[-1]),
-    adaptive=(("width", 1.5), ("decay", 0.97)),
-    fixed=(("range", "fixed"), ("radius", 0.04), ("decay", 0.97)),
+    settings=(*TRAINING, ("lr", 0.03), ("local_epochs", 6), ("server_lr", 3.0)),
+    adaptive=(("width", 0.5), ("decay", 0.98)),
+    fixed=(("range", "fixed"), ("radius", 0.015), ("decay", 0.98)),
 )
 TASKS = (MNIST, FASHION)
