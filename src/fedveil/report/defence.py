@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from fedveil.report.drawing import Plot, columns, line, round_axis, short
+from fedveil.report.drawing import Plot, columns, line, round_axis, short, thin
 from fedveil.report.read import Run, items, number
 from fedveil.report.shell import figures
 from fedveil.report.words import fold, pairs, table, words
+
+ROWS = 150
+"""Most rounds in the table of rules; events.jsonl has them all."""
 
 
 def score(run: Run) -> Plot | None:
@@ -66,6 +69,7 @@ def _rules(run: Run) -> str:
     seen = [(event, told(event)) for event in run.events if told(event)]
     if not seen:
         return ""
+    shown = thin(seen, ROWS)
     counts = Counter((str(t.get("rule")), str(t.get("why")).partition(":")[0]) for _, t in seen)
     rows = [(words(rule), words(why), f"{count:,}") for (rule, why), count in counts.most_common()]
     each = [
@@ -75,7 +79,8 @@ def _rules(run: Run) -> str:
             *(words(number(t, key)) for key in ("score", "theta1", "theta2")),
             words(t.get("why")),
         )
-        for event, t in seen[-400:]
+        for event, t in shown
     ]
     heads = ("Round", "Rule", "Score", "θ1", "θ2", "Why")
-    return table(("Rule", "Why", "Rounds"), rows) + fold("Rule and score of every round", table(heads, each, "rounds"))
+    title = f"Rule and score, {len(shown):,} of {len(seen):,} rounds"
+    return table(("Rule", "Why", "Rounds"), rows) + fold(title, table(heads, each, "rounds"))
