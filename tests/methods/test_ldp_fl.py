@@ -76,6 +76,20 @@ def test_a_crowd_is_no_larger_than_what_the_shuffler_insists_on(tmp_path):
     assert parts["smallest_crowd"] >= 3
 
 
+@pytest.mark.parametrize("kind", ["silent", "nan"])
+def test_attackers_are_no_crowd_to_hide_in(tmp_path, kind):
+    """Two of six attack from round 3 on; whether they send nothing or anything, four honest reports are left."""
+    attack = {"name": "malformed", "kind": kind, "share": 0.34, "onset": 3}
+    result = run(tmp_path / "run", "transport=shuffle", attack=attack)
+    alone = rows(result)[ALONE, "client", "proved"]
+    expected = composed_epsilon({Crowd(6, 1.0): 18 * 2, Crowd(4, 1.0): 18 * 2}, DELTA)
+    assert alone.epsilon == pytest.approx(expected)
+    assert "at least 4 honest ones" in alone.note
+    assert [h["parts"]["smallest_crowd"] for h in result.history] == [6, 6, 4, 4]
+    voting = run(tmp_path / "voting", "transport=shuffle", attack={"name": "zero", "share": 0.34, "onset": 3})
+    assert rows(voting)[ALONE, "client", "proved"].epsilon == pytest.approx(expected), "a vote of theirs hides nobody"
+
+
 @pytest.mark.parametrize(
     "overrides",
     [("split=layer", "transport=shuffle"), ("transport=plain",), ("transport=shuffle", "transport.split=layer")],

@@ -59,8 +59,16 @@ class Attackers:
 
     def rows(self, ctx: Context) -> list[int]:
         """Which rows of a cohort attack in this round."""
-        active = self.clients if ctx.round >= self.onset else frozenset[int]()
+        active = self.active(ctx.round)
         return [i for i, client in enumerate(ctx.clients) if client in active]
+
+    def active(self, round: int) -> frozenset[int]:
+        """Who attacks in this round."""
+        return self.clients if round >= self.onset else frozenset()
+
+    def among(self, clients: Sequence[int], round: int) -> int:
+        """How many of these clients attack in this round."""
+        return len(self.active(round).intersection(clients))
 
     def retrain(
         self, method: Method, server: State, drift: Tensor | None, moves: Moves, ctx: Context, streams: Streams
