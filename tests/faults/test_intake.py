@@ -66,6 +66,30 @@ def test_nothing_is_excluded_that_is_merely_large():
     assert faults({MOVE: Signal(rows)}, {}) == {}
 
 
+def test_numbers_whose_powers_no_format_holds_are_excluded():
+    rows = torch.tensor([[1.0, 2.0], [3.0, -1e61], [3.0, 1e59]], dtype=torch.float64)
+    assert faults({MOVE: Signal(rows)}, {}) == {1: "move: not finite"}
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "krum", "centered_clipping", "adaptive", "source", "geometric_median"])
+def test_no_length_of_an_upload_ends_the_run_or_passes_for_calm(tmp_path, aggregate):
+    """In float64, where lengths of 1e200 are numbers, and their squares none."""
+    rule = {"name": aggregate, "declared_f": 1}
+    rule |= {"window": 2, "calibration": 4} if aggregate == "adaptive" else {}
+    result = fedveil.run(
+        data=blobs(8),
+        model="logistic",
+        rounds=7,
+        cohort=8,
+        dtype="float64",
+        aggregate=rule,
+        attack={"name": "gaussian", "factor": 1e200, "share": 0.13, "onset": 5},
+        out=tmp_path / "run",
+    )
+    assert result.summary["excluded"] == 3 and not any("aborted" in event for event in result.history)
+    assert result.summary["accuracy"] > 0.5
+
+
 def test_a_round_in_which_nothing_can_be_used_is_aborted():
     with pytest.raises(Aborted, match="none of 2 uploads"):
         server_side(torch.full((2, 3), torch.nan))
