@@ -122,10 +122,16 @@ def honest(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nobody_notices_an_attack_before_its_onset_or_without_attackers(tmp_path, honest, name):
-    late = train(tmp_path / "late", {"name": name, "onset": 5, "share": 0.5})
+    late = train(tmp_path / "late", {"name": name, "onset": 5, "share": 0.5}, rounds=5)
     nobody = train(tmp_path / "nobody", {"name": name, "share": 0.0})
-    assert late.summary["model_hash"] == nobody.summary["model_hash"] == honest.summary["model_hash"]
+    assert [e["loss"] for e in late.history[:4]] == [e["loss"] for e in honest.history]
+    assert nobody.summary["model_hash"] == honest.summary["model_hash"]
     assert nobody.summary["attack"] is None
+
+
+def test_an_attack_that_would_never_begin_is_refused(tmp_path):
+    with pytest.raises(Refused, match="attack.onset: round 5 never comes in a run of 4 rounds"):
+        train(tmp_path / "run", {"name": "zero", "onset": 5, "share": 0.5})
 
 
 @pytest.mark.parametrize("name", ATTACKS)
