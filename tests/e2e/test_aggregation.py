@@ -51,7 +51,10 @@ def test_what_comes_before_a_rule_repeats_for_a_seed(tmp_path, before):
         (["aggregate=median", "aggregate.keep=3"], "keep: there is no such setting"),
         (["aggregate=multi_krum", "declared_f=2", "aggregate.keep=9"], "aggregate.keep: of 10 uploads 2 .*at most 8"),
         (["aggregate.norm_bound=1"], "aggregate.norm_bound: .*set aggregate.before=norm_bound, or leave it out"),
-        (["aggregate.before=norm_bound", "aggregate.norm_bound=1", "aggregate.bucket=3"], "aggregate.bucket: it belongs"),
+        (
+            ["aggregate.before=norm_bound", "aggregate.norm_bound=1", "aggregate.bucket=3"],
+            "aggregate.bucket: it belongs",
+        ),
         (
             ["aggregate=krum", "declared_f=1", "method=dp_fedavg_central", "sigma=1"],
             "no bound.*aggregate.before=norm_bound",

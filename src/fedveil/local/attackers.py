@@ -38,6 +38,17 @@ def drawn(share: float, population: int, seed: int) -> frozenset[int]:
     return frozenset(stream(seed, "attackers").choice(population, count, replace=False).tolist())
 
 
+def one_of_two(wanted: Tensor, levels: tuple[Tensor, Tensor], streams: Sequence[np.random.Generator]) -> Tensor:
+    """Where one bit per value travels, an attacker sends bits as well: at random, right in the mean within the levels.
+
+    What is not finite is sent as it is, for the server to refuse.
+    """
+    low, high = levels
+    draws = torch.from_numpy(np.stack([stream.random(wanted.shape[1]) for stream in streams])).to(wanted.device)
+    bits = torch.where(draws < (wanted.double() - low) / (high - low), high, low)
+    return torch.where(torch.isfinite(wanted), bits, wanted)
+
+
 @dataclass(frozen=True, eq=False)
 class Attackers:
     """Dishonest clients; before round ``onset`` they behave like everybody else, bit for bit.
@@ -118,7 +129,7 @@ class Attackers:
                     odd[i] = {**kept, name: row}
             else:
                 value = signal.value.clone()
-                value[rows] = forged
+                value[rows] = forged if signal.levels is None else one_of_two(forged, signal.levels, streams)
                 sent[name] = replace(signal, value=value)
         return sent, odd
 
