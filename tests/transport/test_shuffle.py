@@ -229,6 +229,17 @@ def test_the_server_leaves_out_what_was_not_sealed_to_it_here_and_now():
         open_batches([Batch(2, 0, tuple(good)).encode()], key, [codec], [1], 1)
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_number_that_is_none_does_not_spoil_the_sum(bad):
+    """Reports of the hybrid are numbers, and a client may seal any bytes."""
+    key = X25519PrivateKey.generate()
+    sent = [np.array([x, 1.0], dtype=np.float32).tobytes() for x in (1.0, 2.0, bad)] + [b"short"]
+    batch = Batch(1, 0, tuple(seal(report, key.public_key(), 1, 0) for report in sent)).encode()
+    totals, counts, spoilt = open_batches([batch], key, [Codec((2,), None, torch.float32)], [8], 1)
+    assert (totals.tolist(), counts.tolist()) == ([3.0, 2.0], [2])
+    assert spoilt == {"not finite": 1, "another length": 1}
+
+
 def test_a_seal_opens_with_its_key_alone():
     key = X25519PrivateKey.generate()
     assert unseal(seal(b"secret", key.public_key(), 3, 4), key, 3, 4) == b"secret"
