@@ -178,6 +178,10 @@ def test_the_clamp_alone_is_no_private_method(tmp_path):
         (("radius=0",), 1.0, "radius"),
         (("radius=[0.1,0.2,0.3]", "range=fixed"), 1.0, "radius: 3 numbers for the 2 tensors"),
         (("mechanism=duchi",), 1.0, "mechanism"),
+        (("range=fixed", "width=3"), 1.0, "width: a fixed range"),
+        (("centre=0.1",), 1.0, "centre: an adaptive range"),
+        (("range=fixed", "centre=nan"), 1.0, "centre"),
+        (("range=fixed", "centre=inf"), 1.0, "centre"),
     ],
 )
 def test_refused(tmp_path, overrides, epsilon, message):

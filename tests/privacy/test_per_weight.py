@@ -184,7 +184,7 @@ def test_worst_variances_of_the_literature(epsilon, two, mixed):
     assert worst_variance("hybrid", epsilon) == pytest.approx(mixed, rel=1e-2)
 
 
-@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf, 40.0])
+@pytest.mark.parametrize("epsilon", [0.0, -1.0, math.nan, math.inf, 40.0, 1e-7])
 def test_an_epsilon_that_hides_nothing_or_is_none_is_refused(epsilon):
     with pytest.raises(Refused, match="privacy.epsilon"):
         per_weight.check_epsilon(epsilon)
