@@ -49,6 +49,10 @@ def test_a_private_run_says_whom_its_statement_speaks_of(tmp_path):
             "attack: the clients of ddp_fedavg share out the noise",
         ),
         (("attack=zero", "attack.onset=0"), "attack.onset: 0 is not a positive number"),
+        (
+            ("attack=backdoor", "attack.size=8"),
+            "attack.size: a trigger of 8 covers whole rows of inputs of shape (1, 8, 8)",
+        ),
         (("attack=malformed", "attack.kind=loud"), "attack.kind: 'loud' is unknown"),
         (("attack=backdoor", "attack.target=10"), "attack.target: there is no class 10"),
         (("aggregate=source",), "declared_f"),
