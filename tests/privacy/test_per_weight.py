@@ -22,7 +22,9 @@ SURE = 1e-12
 
 def probabilities(w, c, r, epsilon, mechanism=thresholds):
     """The chance of the upper value for each w, as the mechanism draws it: a fraction of 2⁶⁴ words."""
-    words = mechanism((np.asarray(w, dtype=np.float64) - c) / r, epsilon)
+    with np.errstate(over="ignore"):  # the largest numbers over a small radius are infinite, and clamped like any other
+        t = (np.asarray(w, dtype=np.float64) - c) / r
+    words = mechanism(t, epsilon)
     return [Fraction(int(n), WORDS) for n in words]
 
 
