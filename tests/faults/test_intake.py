@@ -9,6 +9,7 @@ from tests.support import blobs
 
 import fedveil
 from fedveil.aggregate.mean import Mean
+from fedveil.aggregate.order import TrimmedMean
 from fedveil.core.errors import Aborted
 from fedveil.core.flat import Layout
 from fedveil.core.intake import faults
@@ -32,13 +33,14 @@ KINDS = {
 
 
 def server_side(rows, instead=None, weights=None, **slots):
-    method = Method(name="toy", local=FedAvg(), transport=Plain(), aggregate=Mean(), **slots)
+    slots = {"aggregate": Mean()} | slots
+    method = Method(name="toy", local=FedAvg(), transport=Plain(), **slots)
     n, dim = rows.shape
     weights = torch.full((n,), 1 / n, dtype=torch.float64) if weights is None else weights
     streams = [stream(0, k) for k in range(n)]
     ctx = Context(1, Layout(("w",), ((dim,),)), list(range(10, 10 + n)), streams, server=stream(0, "server"))
     shares = Shares(weights, torch.ones(n, 1), 0.5, 1.0, 1 / n)
-    uploads = {MOVE: Signal(rows) if not slots else clip(1.0)(Signal(rows), ctx)}
+    uploads = {MOVE: clip(1.0)(Signal(rows), ctx) if "on_delta" in slots else Signal(rows)}
     return arrive(method, uploads, shares, {"w": torch.zeros(dim)}, ctx, instead), ctx.log
 
 
@@ -100,6 +102,35 @@ def test_where_the_cohort_is_a_secret_an_empty_round_looks_like_any_other():
     arrival, log = server_side(torch.zeros(2, 3), {0: None, 1: None}, on_delta=clip(1.0), on_mean=gaussian(1.0))
     assert len(log["excluded"]) == 2 and arrival.arrived.tolist() == []
     assert (arrival.server["w"] != 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", ["trimmed_mean", "median"])
+def test_a_rule_under_noise_at_the_server_survives_too(tmp_path, kind, rule):
+    """Its sensitivity was planned for so many rows: zeros stand where nothing usable came, and the bound stays."""
+    result = fedveil.run(
+        sigma=0.3,
+        method="dp_fedavg_central",
+        aggregate={"name": rule, "declared_f": 1},
+        data=blobs(),
+        model="logistic",
+        rounds=3,
+        cohort=4,
+        attack={"name": "malformed", "kind": kind, "share": 0.25, "onset": 2},
+        out=tmp_path / "run",
+    )
+    assert result.summary["excluded"] == 2 and not any("aborted" in event for event in result.history)
+    assert np.isfinite(result.summary["loss"])
+
+
+def test_zeros_stand_where_nothing_usable_came():
+    rows = torch.tensor([[0.3], [0.4], [0.9], [0.5], [9.0]])
+    arrival, log = server_side(
+        rows, {2: None, 4: None}, on_delta=clip(1.0), on_mean=gaussian(1e-4), aggregate=TrimmedMean(1)
+    )
+    assert [e["client"] for e in log["excluded"]] == [12, 14]
+    assert float(arrival.mean[MOVE].value) == pytest.approx((0.0 + 0.3 + 0.4) / 3, abs=1e-3), "of 0, 0, 0.3, 0.4, 0.5"
+    assert arrival.arrived.tolist() == [0, 1, 3]
 
 
 @pytest.mark.parametrize("kind", KINDS)

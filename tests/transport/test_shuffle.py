@@ -17,7 +17,7 @@ from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 from fedveil.core.streams import stream
 from fedveil.transport.plain import Plain
-from fedveil.transport.shuffle import Shuffle, shuffler
+from fedveil.transport.shuffle import Shuffle, journey, shuffler
 from fedveil.transport.shuffle.client import departures, parts
 from fedveil.transport.shuffle.journey import open_batches, weights_on_the_wire
 from fedveil.transport.shuffle.messages import LONGEST, VERSION, Batch, Malformed, Open, Part
@@ -238,6 +238,31 @@ def test_one_number_that_is_none_does_not_spoil_the_sum(bad):
     totals, counts, spoilt = open_batches([batch], key, [Codec((2,), None, torch.float32)], [8], 1)
     assert (totals.tolist(), counts.tolist()) == ([3.0, 2.0], [2])
     assert spoilt == {"not finite": 1, "another length": 1}
+
+
+def test_the_order_is_nobodys_to_repeat():
+    """The same parts through two shufflers: the same order once in 40! runs, and never from a seed."""
+    orders = set()
+    for _ in range(3):
+        shuffler = Shuffler(Open(1, (49, 49), least=1))
+        for sender in range(40):
+            for position in (0, 1):
+                shuffler.take(sender, Part(1, position, bytes([sender]) * 49).encode())
+        orders |= {Batch.decode(message).sealed for message in shuffler.release()}
+    assert len(orders) == 6
+
+
+def test_every_round_has_a_key_of_its_own(monkeypatch):
+    keys = set()
+
+    def noted(reports, key, number):
+        keys.add((number, key.public_bytes_raw()))
+        return parts(reports, key, number)
+
+    monkeypatch.setattr(journey, "parts", noted)
+    for number in (1, 2):
+        carry(Shuffle(split="layer"), bits(), number)
+    assert len(keys) == len({key for _, key in keys}) == 2
 
 
 def test_a_seal_opens_with_its_key_alone():
