@@ -130,6 +130,17 @@ def test_lost_parts_are_missing_coordinate_by_coordinate():
     assert not torch.equal(sealed.uploads["move"], carry(Shuffle(), signal)[0].uploads["move"])
 
 
+def test_simulated_crowds_are_withheld_like_sealed_ones():
+    """About half of the weights lack parts: the same ones, and as many refused, sealed or not."""
+    sealed, log = carry(Shuffle(loss=0.3, least=0.7), bits(clients=40))
+    simulated, again = carry(Shuffle(loss=0.3, least=0.7, seal=False), bits(clients=40))
+    assert torch.equal(sealed.uploads["move"], simulated.uploads["move"])
+    assert 0 < log["withheld"] == again["withheld"] < LAYOUT.dim
+    assert log["smallest_crowd"] == again["smallest_crowd"] >= 28
+    assert log["refused"] == again["refused"]
+    assert int((simulated.uploads["move"] == 0).sum()) == again["withheld"]
+
+
 def test_a_coordinate_with_too_few_parts_does_not_move():
     shuffler = Shuffler(Open(1, (49, 49), least=3))
     key = X25519PrivateKey.generate()
