@@ -46,6 +46,13 @@ def nobody(w: Tensor) -> Moves:
     return Moves(Signal(w.new_empty(0, w.numel())), none[:, None], none, none)
 
 
+def _silenced(signal: Signal, rows: list[int]) -> Signal:
+    """The same rows, those of whom nothing usable arrived as zeros."""
+    value = signal.value.clone()
+    value[rows] = 0.0
+    return replace(signal, value=value)
+
+
 def depart(
     method: Method, moves: Moves, memory: Tensor | None, server: State, ctx: Context
 ) -> tuple[Uploads, Tensor | None]:
@@ -139,13 +146,6 @@ def arrive(
     if not came:
         return replace(arrival, arrived=kept)
     return replace(arrival, arrived=kept if arrival.arrived is None else kept[arrival.arrived])
-
-
-def _silenced(signal: Signal, rows: list[int]) -> Signal:
-    """The same rows, those of whom nothing usable arrived as zeros."""
-    value = signal.value.clone()
-    value[rows] = 0.0
-    return replace(signal, value=value)
 
 
 def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, server: State, ctx: Context) -> Arrival:
