@@ -1,6 +1,7 @@
 """The shuffle transport: what arrives, what it weighs, what each party can see, and what happens to bad messages."""
 
 import math
+import os
 
 import msgpack
 import numpy as np
@@ -101,6 +102,15 @@ def test_a_shuffler_that_ended_costs_a_round_and_no_more():
     half.process.wait()
     with pytest.raises(Aborted, match="ended"):
         half.release()
+
+
+def test_ctrl_c_reaches_the_run_alone():
+    """A process that is interrupted in the middle of a message would show a traceback to the person."""
+    carry(Shuffle(split="layer", apart=True), bits())
+    (process,) = shuffler._running
+    assert os.getpgid(process.pid) != os.getpgrp()
+    shuffler._stop()
+    assert process.returncode == 0, "it ends with its input"
 
 
 def test_one_process_keeps_rounds_apart():
