@@ -76,6 +76,13 @@ def test_a_crowd_is_no_larger_than_what_the_shuffler_insists_on(tmp_path):
     assert parts["smallest_crowd"] >= 3
 
 
+def test_a_delta_that_the_shuffled_sum_cannot_do_with_loses_a_row_and_no_run(tmp_path):
+    result = run(tmp_path / "run", "transport=shuffle", "privacy.delta=1e-30", rounds=1)
+    assert ALONE not in {r.observer for r in result.statement.rows}
+    assert any("Shuffling claims nothing here: delta" in note for note in result.statement.notes)
+    assert 18.0 <= rows(result)["server", "client", "proved"].epsilon < 18.1
+
+
 @pytest.mark.parametrize("kind", ["silent", "nan"])
 def test_attackers_are_no_crowd_to_hide_in(tmp_path, kind):
     """Two of six attack from round 3 on; whether they send nothing or anything, four honest reports are left."""

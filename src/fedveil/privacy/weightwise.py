@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from fedveil.core.errors import Refused
 from fedveil.privacy.ledger import Entry, Line
 from fedveil.privacy.shuffling import Crowd, composed_epsilon
 from fedveil.privacy.statement import Row, Statement
@@ -62,7 +63,10 @@ def weightwise(statement: Statement, entries: Sequence[Entry], delta: float, shu
         rows = [replace(r, note=f"{NOBODY_TRUSTED}; {r.note}") if r.observer == "server" else r for r in rows]
         notes.append(TIMES if shuffled.sealed else UNSEALED)
         if shuffled.by_weight:
-            rows.append(_shuffled(lines, delta, shuffled))
+            try:
+                rows.append(_shuffled(lines, delta, shuffled))
+            except Refused as why:  # what has run keeps its other rows
+                notes.append(f"Shuffling claims nothing here: {why}.")
         else:
             notes.append(BY_LAYER)
     each = max(line.release.epsilon or 0.0 for line in lines)
