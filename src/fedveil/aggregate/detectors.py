@@ -20,6 +20,8 @@ SPREAD = 1.4826
 """A normal deviation in median absolute deviations."""
 FLOORS = (0.01, 0.05, 0.01, 0.01)
 """The least scale against which a change of D2, ln S, M/(nE) and the pooled cosine counts."""
+LOUD = 1e9
+"""The score of a round that cannot be measured."""
 GUARDS = ((10, 0.5), (20, 0.3))
 """D2 above which a round of so many clients is alarming whatever came before; the last also holds beyond."""
 
@@ -75,10 +77,15 @@ class Calibrated:
         return Measured(dict(zip(self.features, values, strict=True)), found.concentration > guard(found.n))
 
     def score(self, measured: Measured, calm: Tensor) -> float:
-        """0 where uploads agree; numbers that were not there in calm rounds are left out of the comparison."""
+        """0 where uploads agree; numbers that were not there in calm rounds are left out of the comparison.
+
+        What cannot be measured, since it is beyond all numbers, is no calm.
+        """
         now = measured.tensor()
-        if not bool(torch.isfinite(now).all()):
+        if measured.values["ln S"] == -math.inf:
             return 0.0
+        if not bool(torch.isfinite(now).all()):
+            return LOUD
         known = calm[torch.isfinite(calm).all(dim=1)]
         if not len(known):
             return 0.0
@@ -178,4 +185,7 @@ def guard(clients: int) -> float:
 
 def _share_of_entropy(x: Tensor) -> float:
     found, deviations = sums(x)
-    return 1.0 if found.agree or found.n < 2 else entropy(deviations) / math.log(found.n)
+    if found.agree or found.n < 2:
+        return 1.0
+    share = entropy(deviations) / math.log(found.n)
+    return share if math.isfinite(share) else 0.0  # beyond all numbers: as one upload far from all others

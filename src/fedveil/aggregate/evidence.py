@@ -42,12 +42,12 @@ class Sums:
     @property
     def agree(self) -> bool:
         """Whether the uploads are the same as far as numbers of this kind can tell: calm, whatever else."""
-        return not self.spread > GRID * self.energy
+        return self.spread <= GRID * self.energy or self.quartic == 0
 
     @property
     def concentration(self) -> float:
         """D2 = ln n + ln(Q/S²): 0 where all deviate alike, ln n where one client is the whole spread."""
-        return 0.0 if self.agree else math.log(self.n) + math.log(self.quartic / self.spread**2)
+        return 0.0 if self.agree else math.log(self.n) + math.log(self.quartic) - 2 * math.log(self.spread)
 
     @property
     def size(self) -> float:
@@ -93,7 +93,7 @@ def entropy(deviations: Tensor) -> float:
     True
     """
     total = deviations.sum()
-    if not bool(total > 0):
+    if bool(total == 0):
         return math.log(len(deviations))
     return float(torch.special.entr(deviations.double() / total).sum())
 

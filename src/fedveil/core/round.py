@@ -46,6 +46,13 @@ def nobody(w: Tensor) -> Moves:
     return Moves(Signal(w.new_empty(0, w.numel())), none[:, None], none, none)
 
 
+def _silenced(signal: Signal, rows: list[int]) -> Signal:
+    """The same rows, those of whom nothing usable arrived as zeros."""
+    value = signal.value.clone()
+    value[rows] = 0.0
+    return replace(signal, value=value)
+
+
 def depart(
     method: Method, moves: Moves, memory: Tensor | None, server: State, ctx: Context
 ) -> tuple[Uploads, Tensor | None]:
@@ -109,7 +116,8 @@ def arrive(
     """The journey and the server's half of a round; ``ctx`` is that of the clients.
 
     Rows that the server cannot use, and those of which something else arrived (``instead``), take no part: they are
-    logged, the others' weights sum to one without them, and a round that nobody is left of is aborted.
+    logged, the others' weights sum to one without them, and a round that nobody is left of is aborted. Where noise at
+    the server was planned for a rule on so many rows, zeros stand in their places, as in the neighbours' data.
     """
     kept: Tensor | None = None
     if found := faults(uploads, instead or {}):
@@ -119,9 +127,10 @@ def arrive(
             whys = ", ".join(dict.fromkeys(found.values()))
             raise Aborted(f"the server could use none of {len(found)} uploads ({whys}); lower lr, or mend the clients")
         if method.fixed_divisor and not method.aggregate.weighted:
-            raise Aborted(MISSING)
-        uploads = {name: signal.rows_at(kept) for name, signal in uploads.items()}
-        shares, ctx = shares.of(kept, fixed=method.fixed_divisor), ctx.ordered(kept.tolist())
+            uploads = {name: _silenced(signal, list(found)) for name, signal in uploads.items()}
+        else:
+            uploads = {name: signal.rows_at(kept) for name, signal in uploads.items()}
+            shares, ctx = shares.of(kept, fixed=method.fixed_divisor), ctx.ordered(kept.tolist())
     came = uploads[MOVE].rows > 0
     if not came:
         # Nobody came, which must not show: one client whose move is zero leaves the same sum, and the same noise.

@@ -47,6 +47,7 @@ def _cell(matrix: Matrix, attack: str, aggregate: str, privacy: str, read: Read)
     accuracies = [r["accuracy"] for r in mine if r["accuracy"] is not None]
     epsilons = [r["epsilon"] for r in mine if r["epsilon"]]
     spreads = [r["spread"] for r in mine if r["spread"]]
+    onset = next((r["facts"]["onset"] for r in mine if r["facts"]), matrix.onset)
     successes = [r["success"] for r in mine if r["success"] is not None]
     return {
         "attack": attack,
@@ -64,7 +65,7 @@ def _cell(matrix: Matrix, attack: str, aggregate: str, privacy: str, read: Read)
         "spread": [min(s[0] for s in spreads), fmean(s[1] for s in spreads), max(s[2] for s in spreads)]
         if spreads
         else None,
-        "detection": detection(mine, clean, matrix.onset, attacked=attack != "none"),
+        "detection": detection(mine, clean, onset, attacked=attack != "none"),
     }
 
 

@@ -46,23 +46,36 @@ def privacy_in_words(run: Run) -> tuple[str, str]:
 OBSERVERS = {
     "server": "The server sees what the transport shows it: every client's upload, or only their sum.",
     "public": "Anyone who gets the released global models, which includes the other clients.",
+    "server alone": "The server sees reports and not whose they are, while it does not work with the shuffler.",
     "shuffler": "The shuffler sees the sealed uploads and who sent them.",
 }
 UNITS = {"record": "one training example of a client", "client": "everything that one client holds"}
 
 
-def explain(row: dict[str, Any]) -> str:
+CHANGES = {
+    "zero_out": "whether {} had a say, or zeros in its place,",
+    "add_remove": "whether {} took part or not",
+    "replace": "exchanging {} for any other",
+}
+"""What two neighbours differ by, as the subject of a sentence."""
+WEIGHTWISE = ("two_point", "hybrid")
+"""Mechanisms whose claims are about any change of a client's data, whatever neighbours the run has."""
+
+
+def explain(row: dict[str, Any], adjacency: str) -> str:
     """A row of the privacy statement in plain language."""
     observer, unit, status = str(row.get("observer")), str(row.get("unit")), holds(row)
     who = OBSERVERS.get(observer, f"{words(observer)} is a party of its own and sees what the protocol shows it.")
     what = UNITS.get(unit, words(unit))
     epsilon, delta = number(row, "epsilon"), number(row, "delta")
+    if adjacency not in CHANGES or str(row.get("mechanism")).startswith(WEIGHTWISE):
+        adjacency = "replace"
     if status == "none" or epsilon is None:
         return f"{who} No privacy protection is claimed against this observer: it may learn about {what}."
     factor = f"= {math.exp(epsilon):.3g}" if epsilon < 7 else "(more than 1,000)"
     slack = f', apart from a slack of <span class="whole">δ = {delta:g}</span>' if delta else ""
     meaning = (
-        f"whether {what} took part or not changes the chance of anything this observer can see "
+        f"{CHANGES[adjacency].format(what)} changes the chance of anything this observer can see "
         f"by a factor of at most e<sup>ε</sup> {factor}{slack}."
     )
     if status == "nominal":
@@ -74,6 +87,8 @@ def explain(row: dict[str, Any]) -> str:
 def privacy(run: Run, plots: list[Plot]) -> str:
     """The privacy statement, each row explained."""
     heads = ("Observer", "Unit", "ε", "δ", "Status", "Mechanism", "Sampling", "Accountant")
+    settings = run.config.get("privacy")
+    adjacency = str(settings.get("adjacency")) if isinstance(settings, dict) else ""
     body = ""
     for row in claims(run):
         epsilon = number(row, "epsilon")
@@ -85,7 +100,7 @@ def privacy(run: Run, plots: list[Plot]) -> str:
         note = f" Note: {words(row['note'])}" if row.get("note") else ""
         first = f'<th scope="row" data-label="{heads[0]}">{words(row.get("observer"))}</th>'
         body += f'<tr class="claim">{first}{cells}</tr>'
-        body += f'<tr class="why"><td colspan="{len(heads)}">{explain(row)}{note}</td></tr>'
+        body += f'<tr class="why"><td colspan="{len(heads)}">{explain(row, adjacency)}{note}</td></tr>'
     if not body:
         return "<p>This run folder holds no privacy statement; assume that nothing is protected.</p>" + figures(
             "privacy", plots

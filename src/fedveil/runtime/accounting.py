@@ -19,6 +19,7 @@ from fedveil.core.parts import Transport
 from fedveil.core.scale import Scale
 from fedveil.core.stage import Release
 from fedveil.core.streams import stream
+from fedveil.local.attackers import Attackers
 from fedveil.privacy.averaging import Averaging
 from fedveil.privacy.claims import Accounts
 from fedveil.privacy.clip import ClipEach
@@ -194,14 +195,16 @@ def state(
     summed = "each" not in method.transport.reveals
     averages = averaging(planner.training, missed=missed)
     statement = Statement.of(accounts, entries, notes, rng=privacy.rng, averaging=averages, summed=summed)
-    return weightwise(statement, entries, privacy.delta, shuffled(method.transport))
+    told = shuffled(method.transport, planner.training.attackers)
+    return weightwise(statement, entries, privacy.delta, told)
 
 
-def shuffled(transport: Transport) -> Shuffled | None:
-    """What the statement says about the shuffler, where there is one."""
+def shuffled(transport: Transport, attackers: Attackers | None = None) -> Shuffled | None:
+    """What the statement says about the shuffler, where there is one; simulated attackers are no crowd to hide in."""
     if not isinstance(transport, Shuffle):
         return None
-    return Shuffled(transport.split == "weight", transport.least, transport.seal)
+    told = Shuffled(transport.split == "weight", transport.least, transport.seal)
+    return told if attackers is None else replace(told, attackers=attackers.among)
 
 
 MANY = 1000

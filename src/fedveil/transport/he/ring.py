@@ -47,7 +47,7 @@ def seal() -> ModuleType:
 @contextmanager
 def _scratch(data: bytes = b"") -> Iterator[tuple[str, int]]:
     """The path of a file in memory (where there are none, of a file only we may read), and its number."""
-    if hasattr(os, "memfd_create"):
+    if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
         number = os.memfd_create("seal", os.MFD_CLOEXEC)
         path = f"/proc/self/fd/{number}"
     else:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from torch import Tensor
 
 from fedveil.core.errors import Aborted, Refused, fraction, not_negative, one_of
 from fedveil.core.flat import Layout
@@ -128,7 +129,8 @@ class Shuffle:
                 f"fewer than {least} of {clients} parts arrived about every {self.split}; "
                 "wait longer, or set transport.least lower"
             )
-        return Delivery(_means(codecs, totals, counts), sent)
+        means = _means(codecs, totals, counts)
+        return Delivery({name: mean.to(uploads[name].value.device) for name, mean in means.items()}, sent)
 
     def _codec(self, signal: Signal, layout: Layout) -> Codec:
         by_layer = layout.sizes if signal.dim == layout.dim else (signal.dim,)
@@ -186,6 +188,7 @@ def open_batches(
         place = batch.position
         if batch.round != number or place >= len(places):
             raise Malformed(f"a batch is about round {batch.round}, position {place}")
+        codec, piece = places[place]
         reports = []
         for sealed in batch.sealed:
             try:
@@ -193,10 +196,13 @@ def open_batches(
             except Malformed:
                 spoilt["not sealed to the server"] += 1
                 continue
-            if len(report) == lengths[place]:
+            if len(report) != lengths[place]:
+                spoilt["another length"] += 1
+            elif not codec.readable(report):
+                spoilt["not finite"] += 1
+            else:
                 reports.append(report)
         if reports:
-            codec, piece = places[place]
             totals[ends[place] - codec.sizes[piece] : ends[place]] = codec.total(piece, reports)
             counts[place] = len(reports)
     return totals, counts, spoilt
@@ -234,7 +240,7 @@ def weights_on_the_wire(lengths: Rows, number: int) -> Rows:
     return np.asarray(len(Part(number, 0, b"").encode()) + extra + sealed)
 
 
-def _means(codecs: Mapping[str, Codec], totals: Rows, counts: Rows) -> dict[str, Any]:
+def _means(codecs: Mapping[str, Codec], totals: Rows, counts: Rows) -> dict[str, Tensor]:
     out, place, coordinate = {}, 0, 0
     for name, codec in codecs.items():
         here = counts[place : place + len(codec.sizes)]
