@@ -67,7 +67,8 @@ def _intro(found: Found) -> list[str]:
         '- Lower bounds at 95 % (one run, Steinke, Nasr and Jagielski 2023). "Noise off" and the like: the run adds so '
         "much of the noise that its ledger charges (`audit.noise`), and the audit does not know.",
         f"- {len(found)} audits took {duration(sum(r['seconds'] for r in found.values()))} of one core together "
-        f"(FedVeil {fedveil.__version__}, torch {torch.__version__}, Python {platform.python_version()}, one thread).{several}",
+        f"(FedVeil {fedveil.__version__}, torch {torch.__version__}, Python {platform.python_version()}, one thread)."
+        f"{several}",
         "",
     ]
 

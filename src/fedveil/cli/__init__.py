@@ -16,6 +16,7 @@ from rich.table import Table
 
 from fedveil import __version__
 from fedveil.cli import budget, keys
+from fedveil.cli.audit import audit
 from fedveil.cli.bench import bench
 from fedveil.cli.options import Json, Many, OnPaper, Overrides, Place, Quiet, writable
 from fedveil.core.errors import Refused
@@ -36,6 +37,7 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.add_typer(budget.app, name="budget")
 app.add_typer(keys.app, name="keys")
+app.command()(audit)
 
 
 def _version(wanted: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ class Audited:
         return asdict(self) | {"in_words": self.in_words, "confidence": CONFIDENCE, "strict_confidence": STRICT}
 
 
-def audit(place: str | Path, guesses: int | None = None, switched_off: float | None = None) -> Audited:
+def audit(place: str | Path, guesses: int | None = None) -> Audited:
     """Audit a run folder; ``guesses`` is fixed beforehand, by default from the claim and the number of canaries."""
     folder = Folder.existing(place)
     if not folder.summary.is_file():
@@ -129,9 +129,6 @@ def audit(place: str | Path, guesses: int | None = None, switched_off: float | N
     made = guess(scores, inside, usual_guesses(many, epsilon, delta) if guesses is None else guesses)
     bound = lower_bound(many, made.guesses, made.right, delta)
     most = cap(many, made.guesses, delta)
-    result = verdict(epsilon, bound, most)
-    if switched_off is not None and switched_off <= epsilon and result == "holds":
-        result = "no power"
     return Audited(
         folder=str(place),
         method=summary["method"],
@@ -153,10 +150,15 @@ def audit(place: str | Path, guesses: int | None = None, switched_off: float | N
         cap=most,
         estimate=_estimate(scores[inside], scores[~inside], delta),
         cosine=_cosine(found, inside, summary["rounds"], delta),
-        verdict=result,
+        verdict=verdict(epsilon, bound, most),
         histogram=_histogram(scores, inside, made.above, made.below),
-        switched_off=switched_off,
     )
+
+
+def with_power(found: Audited, switched_off: float) -> Audited:
+    """The same audit, knowing the bound of the same run without noise; a blind one does not hold."""
+    tried = replace(found, switched_off=switched_off)
+    return replace(tried, verdict="no power") if tried.powerless and found.verdict == "holds" else tried
 
 
 def _claim(found: Mapping[str, Any]) -> Mapping[str, Any]:

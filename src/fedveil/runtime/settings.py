@@ -82,11 +82,13 @@ class Privacy:
 class Audit:
     """Canaries that ride along, so that the run's claim can be audited afterwards."""
 
-    canaries: int = 0
+    canaries: int | Literal["auto"] = 0
     noise: float = 1.0
 
     def __post_init__(self) -> None:
-        not_negative(**{"audit.canaries": self.canaries, "audit.noise": self.noise})
+        not_negative(**{"audit.noise": self.noise})
+        if self.canaries != "auto":
+            not_negative(**{"audit.canaries": self.canaries})
         if self.noise != 1 and not self.canaries:
             raise Refused("audit.noise: it spoils a claim to see whether an audit notices; set audit.canaries as well")
 

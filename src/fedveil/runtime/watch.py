@@ -43,6 +43,8 @@ HEARD = "canaries."
 """What a run has heard of its canaries stands under such names in the server's state; it is never sent to clients."""
 SUM, VARIANCE, COSINE = (HEARD + name for name in ("sum", "variance", "cosine"))
 
+USUAL = 5000
+"""Canaries where nobody says how many: enough to exceed a claim of 4 when the noise is off, and still quick."""
 ROWS = 64
 """Canary clients whose uploads are made at a time."""
 
@@ -53,8 +55,9 @@ class Watch:
     def __init__(self, training: Training) -> None:
         self.training, self.settings = training, training.settings.audit
         self.slot = _slot(training)
-        count, population = self.settings.canaries, training.federation.population
-        dim, seed = training.objective.layout.dim, training.settings.seed
+        population, dim, seed = training.federation.population, training.objective.layout.dim, training.settings.seed
+        most = {"on_step": room(dim) * population, "on_delta": USUAL, "on_mean": room(dim)}[self.slot]
+        count = min(USUAL, most) if self.settings.canaries == "auto" else self.settings.canaries
         if count < 2:
             raise Refused(f"audit.canaries: {count} cannot be told from chance; give at least 2, better 1000")
         self.count = count
@@ -64,10 +67,9 @@ class Watch:
         """The direction of each canary: clients send apart, so that each has all directions for itself."""
         needed = {"on_step": -(-count // population), "on_delta": 1, "on_mean": count}[self.slot]
         if needed > room(dim):
-            each = population if self.slot == "on_step" else 1
             raise Refused(
                 f"audit.canaries: {count} do not fit into a model of {dim:,} parameters; "
-                f"give at most {room(dim) * each:,}, or take a larger model"
+                f"give at most {most:,}, or take a larger model"
             )
         self.directions = Directions.drawn(dim, needed, stream(seed, "canary directions"))
         self.inside = stream(seed, "canary coins").random(count) < 0.5
