@@ -85,19 +85,14 @@ def ruler(found: Audited) -> Plot:
     top = max(value for _, value, _ in rows)
     if math.isfinite(found.estimate) and found.estimate < 3 * top:
         rows.append(("estimate (no bound)", found.estimate, COLOURS[4]))
-    trace: dict[str, Any] = {
-        "type": "bar",
-        "orientation": "h",
-        "y": [name for name, *_ in rows],
-        "x": [short(value) for _, value, _ in rows],
-        "marker": {"color": [colour for *_, colour in rows]},
-        "hovertemplate": "%{y}: ε = %{x}<extra></extra>",
-    }
+    bar = {"type": "bar", "orientation": "h", "hovertemplate": "%{y}: ε = %{x}<extra></extra>"}
+    traces: list[dict[str, Any]] = [
+        bar | {"y": [name], "x": [short(value)], "marker": {"color": colour}, "text": [f"{value:.3g}"]}
+        for name, value, colour in rows
+    ]
     caption = "If the claim is right, the truth lies between it and the lower bound, which never reaches past the cap."
     layout = {"showlegend": False, "hovermode": "closest", "height": 260}
-    return Plot(
-        "verdict", "What is claimed, and what was shown", caption, [trace], {"title": {"text": "ε"}}, {}, layout
-    )
+    return Plot("verdict", "What is claimed, and what was shown", caption, traces, {"title": {"text": "ε"}}, {}, layout)
 
 
 def scores(found: Audited) -> Plot:
@@ -132,7 +127,7 @@ def lines(found: Audited) -> list[tuple[str, str]]:
     rows = [
         ("claim", f"ε = {found.claim:.4f}, δ = {found.delta:g} ({found.unit}, {found.observer}, proved)"),
         ("lower bound, 95 %", f"ε ≥ {bound}"),
-        (f"lower bound, 1 − {1 - STRICT:.0e}", f"ε ≥ {found.strict:.4f}"),
+        (f"lower bound, {100 * STRICT:g} %", f"ε ≥ {found.strict:.4f}"),
         ("cap of so many guesses, 95 %", f"ε = {found.cap:.4f}"),
         ("chance of so many right guesses under the claim", f"{found.chance:.3g} at most"),
         ("estimate from two Gaussians (no bound)", _number(found.estimate)),

@@ -82,8 +82,8 @@ def _numbers(found: Inversion) -> str:
     ]
     heads = ("Protection", "Mean likeness", f"Picked out of {found.candidates}", "Noise multiplier")
     about = (
-        "<p>Likeness is the correlation of the picture with the true example, 1 being perfect. Picked: the true example "
-        f"is more like the picture than {found.candidates - 1} others are; by chance that happens once in "
+        "<p>Likeness is the correlation of the picture with the true example, 1 being perfect. Picked: the true "
+        f"example is more like the picture than {found.candidates - 1} others are; by chance that happens once in "
         f"{found.candidates}.</p>"
     )
     return about + table(heads, rows)

@@ -284,6 +284,11 @@ def _notes(training: Training) -> list[str]:
             f"{len(training.attackers.clients)} clients attacked ({training.attackers.name}, simulated). The ledger "
             "and this statement speak of honest clients: what an attacker sends need not be clipped, nor hold noise."
         )
+    if training.watch is not None:
+        notes.append(
+            f"{training.watch.count:,} canaries rode along, made-up {training.watch.unit}s that `fedveil audit` looks "
+            "for: the model has learned from them as well."
+        )
     if training.settings.stop.wanted:
         declared = "was declared public" if training.settings.stop.public_test else "was used"
         notes.append(f"The test set {declared} to decide when to stop.")

@@ -39,6 +39,7 @@ from fedveil.privacy.canaries import LONG, Directions, Plant, noisy, planted, ro
 if TYPE_CHECKING:
     from fedveil.runtime.prepare import Training
 
+Places = np.ndarray[Any, np.dtype[np.int64]]
 HEARD = "canaries."
 """What a run has heard of its canaries stands under such names in the server's state; it is never sent to clients."""
 SUM, VARIANCE, COSINE = (HEARD + name for name in ("sum", "variance", "cosine"))
@@ -188,11 +189,11 @@ class Watch:
         ``again`` is the context before training.
         """
         heard = self._heard(server)
-        cohort = [k for k in again.clients if k is not None]
-        if self.slot == "on_mean" or not cohort or moves is None:
+        cohort = np.array([k for k in again.clients if k is not None], dtype=np.int64)
+        if self.slot == "on_mean" or not len(cohort) or moves is None:
             return heard
         if self.slot == "on_delta":
-            return self._hear_clients(heard, again)
+            return self._hear_clients(heard, cohort, again)
         drift = self.training.method.local.drift(held, server)
         calm = self.training.engine.train(self.quiet, server, drift, again)
         clean, _ = depart(self.quiet, calm, held, server, again)
@@ -200,18 +201,18 @@ class Watch:
             uploads, _ = depart(self.bare, moves, held, server, self.replay(again))
         found = self.directions.products(uploads[MOVE].value - clean[MOVE].value)
         variances = _per_row(moves.delta, len(cohort))
-        rows = {k: i for i, k in enumerate(cohort)}
-        mine = [i for i in range(self.count) if self.holders[i] in rows]
-        row = [rows[self.holders[i]] for i in mine]
+        rows = np.full(self.training.federation.population, -1)
+        rows[cohort] = np.arange(len(cohort))
+        mine = np.flatnonzero(rows[self.holders] >= 0)
+        row = rows[self.holders[mine]]
         # A gradient moves a client the other way.
         heard[SUM][mine] -= found[row, self.place[mine]]
         heard[VARIANCE][mine] += variances[row]
         return heard
 
-    def _hear_clients(self, heard: State, again: Context) -> State:
+    def _hear_clients(self, heard: State, cohort: Places, again: Context) -> State:
         """Uploads of canary clients, which nobody aggregates: a long direction or zero, clipped and noised."""
-        cohort = set(again.clients)
-        mine = [i for i in range(self.count) if int(self.holders[i]) in cohort]
+        mine = np.flatnonzero(np.isin(self.holders, cohort)).tolist()
         for start in range(0, len(mine), ROWS):
             some = mine[start : start + ROWS]
             streams = [stream(self.training.settings.seed, "canary noise", again.round, i) for i in some]
