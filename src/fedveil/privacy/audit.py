@@ -100,7 +100,7 @@ def guess(scores: Floats, inside: Coins, guesses: int) -> Guessed:
     2
     """
     half = guesses // 2
-    if not 1 <= half <= len(scores) // 2:
+    if guesses % 2 or not 1 <= half <= len(scores) // 2:
         raise Refused(f"audit.guesses: {guesses} of {len(scores)} canaries; give an even number from 2 to the canaries")
     order = np.argsort(scores, kind="stable")
     low, high = order[:half], order[-half:]
