@@ -45,7 +45,11 @@ def test_the_reference_values_come_out_to_four_digits(what, expected):
 def test_the_cap_is_about_the_logarithm_of_a_third_of_the_guesses():
     for guesses in (50, 100, 500, 5000):
         exact = -math.log(0.05 ** (-1 / guesses) - 1)  # q^r = 0.05
-        assert cap(guesses, guesses, 0.0) == pytest.approx(exact, abs=1e-6) == pytest.approx(math.log(guesses / 3), abs=0.05)
+        assert (
+            cap(guesses, guesses, 0.0)
+            == pytest.approx(exact, abs=1e-6)
+            == pytest.approx(math.log(guesses / 3), abs=0.05)
+        )
         assert cap(guesses, guesses, 1e-5) <= cap(guesses, guesses, 0.0)
 
 

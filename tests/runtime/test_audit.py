@@ -233,6 +233,8 @@ def test_the_page_shows_every_number(audited):
             assert name in page.text and value in page.text
         assert ("false on purpose" in page.text) == (found.noise != 1)
         bars = {t["y"][0]: t["x"][0] for t in page.figures()[0]["data"]}
-        assert bars["claim"] == pytest.approx(found.claim, rel=1e-4) and bars["lower bound"] == pytest.approx(found.bound, rel=1e-4)
+        assert bars["claim"] == pytest.approx(found.claim, rel=1e-4) and bars["lower bound"] == pytest.approx(
+            found.bound, rel=1e-4
+        )
         h = page.figures()[1]["data"]
         assert sum(h[0]["y"]) + sum(h[1]["y"]) == 5000

@@ -128,9 +128,9 @@ def lines(found: Audited) -> list[tuple[str, str]]:
         ("claim", f"ε = {found.claim:.4f}, δ = {found.delta:g} ({found.unit}, {found.observer}, proved)"),
         ("lower bound, 95 %", f"ε ≥ {bound}"),
         (f"lower bound, {100 * STRICT:g} %", f"ε ≥ {found.strict:.4f}"),
-        ("cap of so many guesses, 95 %", f"ε = {found.cap:.4f}"),
-        ("chance of so many right guesses under the claim", f"{found.chance:.3g} at most"),
-        ("estimate from two Gaussians (no bound)", _number(found.estimate)),
+        ("cap of so many guesses", f"ε = {found.cap:.4f}"),
+        ("chance of that under the claim", f"{found.chance:.3g} at most"),
+        ("estimate (no bound)", _number(found.estimate)),
         ("canaries", f"{found.canaries:,}, {found.inside:,} of them in"),
         ("guesses", f"{found.guesses:,}, {found.right:,} of them right"),
         ("run", f"{found.method} on {found.data}, {found.rounds} rounds" + _accuracy(found.accuracy)),
@@ -138,7 +138,7 @@ def lines(found: Audited) -> list[tuple[str, str]]:
     if found.cosine is not None:
         rows.insert(
             6,
-            ("bound from cosines with the released updates", f"ε ≥ {found.cosine:.4f} (canaries taken as independent)"),
+            ("bound from released cosines", f"ε ≥ {found.cosine:.4f} (canaries taken as independent)"),
         )
     if found.switched_off is not None:
         sees = "the audit is blind to this method" if found.powerless else "the audit would have noticed"
@@ -162,10 +162,10 @@ def _numbers(found: Audited) -> str:
 
 def show_audit(console: Console, found: Audited, page: Path) -> None:
     """The outcome on the terminal."""
-    shown = Table(show_header=False, box=SIMPLE, title="Audit", title_justify="left")
-    for row in lines(found):
-        shown.add_row(*row)
-    console.print(shown)
+    rows = lines(found)
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        console.print(f"{name:<{width}}  {value}", highlight=False, soft_wrap=True, markup=False)
     console.print(found.in_words, highlight=False, soft_wrap=True, markup=False)
     console.print(f"page: {page}", highlight=False, soft_wrap=True, markup=False)
 
