@@ -54,6 +54,8 @@ def audit(
     from fedveil.runtime.interrupt import terminable
 
     writable(json)
+    if guesses is not None and (guesses < 2 or guesses % 2):
+        raise Refused(f"--guesses: {guesses} cannot be split into halves; give an even number from 2 up")
     console, given = Console(quiet=quiet), target or []
     with terminable():
         try:

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -168,21 +168,21 @@ def _round(
             chance=stream(settings.seed, "chance", number),
             weights=server["w"],
         )
-        again, heard = None if watch is None else watch.replay(ctx), State()
+        again = None if watch is None else watch.replay(ctx)
         moves, sent = _trained(training, method, server, held, ctx, books)
         down = len(cohort) * sum(v.numel() * v.element_size() for n, v in server.items() if _sent(method, n))
         record |= {"bytes_down": down} | (_measures(moves) if moves else {})
         try:
             uploads, memory, instead = _uploads(training, method, sent, server, held, ctx)
-            if watch is not None and again is not None:
-                heard = watch.hear(server, moves, uploads, held, again)
             arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx, instead)
+            if watch is not None and again is not None:
+                heard = watch.hear(server, moves, uploads, arrival, held, again)
+                arrival = replace(arrival, server=arrival.server | heard)
         except Aborted as why:  # charged all the same: what clients released may have been seen
-            record["aborted"], memory, server = str(why), None, server | heard
+            record["aborted"], memory = str(why), None
         else:
             books.check(lines, ctx.releases)
-            heard = heard if watch is None else watch.hear_release(heard, arrival)
-            record["bytes_up"], server = arrival.bytes_up, arrival.server | heard
+            record["bytes_up"], server = arrival.bytes_up, arrival.server
             if arrival.arrived is not None:
                 record["missing"] = len(cohort) - len(arrival.arrived)
                 cohort = [cohort[i] for i in arrival.arrived.tolist()]

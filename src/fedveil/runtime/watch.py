@@ -180,26 +180,51 @@ class Watch:
     def replay(self, ctx: Context) -> Context:
         """A context in which the same batches are drawn once more; to be made before training draws them."""
         return replace(
-            ctx, batches=[copy.deepcopy(rng) for rng in ctx.batches], releases=[], log={}, memory=dict(ctx.memory)
+            ctx,
+            batches=[copy.deepcopy(rng) for rng in ctx.batches],
+            releases=[],
+            log={},
+            memory=dict(ctx.memory),
+            lenient=True,
         )
 
-    def hear(self, server: State, moves: Moves | None, uploads: Uploads, held: Tensor | None, again: Context) -> State:
-        """What uploads tell of the canaries of clients, beside what was heard before.
-
-        ``again`` is the context before training.
-        """
+    def hear(
+        self,
+        server: State,
+        moves: Moves | None,
+        uploads: Uploads,
+        arrival: Arrival,
+        held: Tensor | None,
+        again: Context,
+    ) -> State:
+        """What a round tells of the canaries, beside what was heard before it; ``again`` is its context as it began."""
         heard = self._heard(server)
         cohort = np.array([k for k in again.clients if k is not None], dtype=np.int64)
-        if self.slot == "on_mean" or not len(cohort) or moves is None:
+        if self.slot == "on_mean":
+            return self._hear_release(heard, arrival)
+        if moves is None or not len(cohort):
             return heard
         if self.slot == "on_delta":
             return self._hear_clients(heard, cohort, again)
+        return self._hear_records(heard, cohort, server, moves, uploads, held, again)
+
+    def _hear_records(
+        self,
+        heard: State,
+        cohort: Places,
+        server: State,
+        moves: Moves,
+        uploads: Uploads,
+        held: Tensor | None,
+        again: Context,
+    ) -> State:
+        """What clients' uploads tell of their canaries, beside what they would have sent without."""
         drift = self.training.method.local.drift(held, server)
         calm = self.training.engine.train(self.quiet, server, drift, again)
         clean, _ = depart(self.quiet, calm, held, server, again)
         if len(self.method.on_upload) and not self.method.derives:
             uploads, _ = depart(self.bare, moves, held, server, self.replay(again))
-        found = self.directions.products(uploads[MOVE].value - clean[MOVE].value)
+        found = self.directions.products(uploads[MOVE].value - clean[MOVE].value).nan_to_num(0.0, 0.0, 0.0)
         variances = _per_row(moves.delta, len(cohort))
         rows = np.full(self.training.federation.population, -1)
         rows[cohort] = np.arange(len(cohort))
@@ -234,9 +259,9 @@ class Watch:
         assert bound is not None
         return bound
 
-    def hear_release(self, heard: State, arrival: Arrival) -> State:
+    def _hear_release(self, heard: State, arrival: Arrival) -> State:
         """What the released mean tells of canary clients."""
-        if self.slot != "on_mean" or self.plant.before is None:
+        if self.plant.before is None:
             return heard
         released = arrival.mean[MOVE]
         before, self.plant.before = self.plant.before, None
@@ -280,8 +305,9 @@ class Watch:
 
 def _slot(training: Training) -> Slot:
     """The slot whose noise carries the claim that is audited."""
-    method = training.method
-    name = method.name
+    method, name = training.method, training.method.name
+    if training.config["runtime"].get("name") != "inline":
+        raise Refused("audit.canaries: canaries ride along in this process only; set runtime=inline")
     if not method.private or method.allow_leak:
         raise Refused(f"audit.canaries: {name} claims nothing that could be audited; use a private method")
     if training.attackers is not None:
