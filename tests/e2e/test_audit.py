@@ -84,8 +84,11 @@ def test_the_inversion_shows_what_a_server_sees(here):
     views = {v["protection"]: v for v in json.loads((here / "i.json").read_text())["views"]}
     for bare in ("nothing", "a clip alone"):
         assert min(views[bare]["likeness"]) > 0.999 and views[bare]["picked"] == 8
+    mixed = views["eight examples"]
+    assert mixed["held"] == 64 and mixed["exact"] >= 16, "a larger batch hides few of its examples"
     assert max(map(abs, views["ε = 8"]["likeness"])) < 0.5 and views["ε = 8"]["picked"] <= 1
     assert views["secure aggregation"]["picked"] <= 1
+    assert views["ε = 8"]["exact"] == views["secure aggregation"]["exact"] == 0
     page = (here / "inversion.html").read_text()
     assert page.count('src="data:image/png;base64,') == 8 * (1 + len(views))
     assert "http://" not in page and "https://" not in page

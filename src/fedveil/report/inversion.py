@@ -24,8 +24,8 @@ LESSONS = """
 <ul>
 <li>Keeping data where it is protects nothing by itself.</li>
 <li>A clip alone hides nothing: it shortens the gradient, and its direction is the example.</li>
-<li>More examples in a step mix their pictures. That is no guarantee: neurons that one example alone excites still
-show it, and optimisation finds more than this demonstration does.</li>
+<li>More examples in a step mix their pictures, and hide few of them: neurons that one example alone excites still show
+it, two of them agree on it, and so the server knows it for certain. Optimisation finds even more.</li>
 <li>A huge ε is a number and no protection. Noise for a small ε leaves nothing to see, and the privacy statement says
 how little anybody can ever find out.</li>
 <li>Secure aggregation shows the server one sum. A sum of many digits resembles every digit a little, which is why
@@ -76,15 +76,16 @@ def _numbers(found: Inversion) -> str:
             words(v.protection.name),
             f"{_mean(v):.2f}",
             f"{v.picked} of {len(v.likeness)}",
+            f"{v.exact} of {v.held}",
             "–" if v.sigma is None else f"{v.sigma:.3g}",
         )
         for v in found.views
     ]
-    heads = ("Protection", "Mean likeness", f"Picked out of {found.candidates}", "Noise multiplier")
+    heads = ("Protection", "Mean likeness", f"Picked out of {found.candidates}", "Read exactly", "Noise multiplier")
     about = (
-        "<p>Likeness is the correlation of the picture with the true example, 1 being perfect. Picked: the true "
-        f"example is more like the picture than {found.candidates - 1} others are; by chance that happens once in "
-        f"{found.candidates}.</p>"
+        "<p>Likeness is the correlation of the clearest picture with the true example, 1 being perfect. Picked: the "
+        f"true example is more like the picture than {found.candidates - 1} others are; by chance that happens once in "
+        f"{found.candidates}. Read exactly: of all examples in these uploads.</p>"
     )
     return about + table(heads, rows)
 
@@ -95,8 +96,11 @@ def _mean(view: View) -> float:
 
 def show_inversion(console: Console, found: Inversion, page: Path) -> None:
     """The outcome on the terminal."""
-    shown = Table("protection", "likeness", f"picked out of {found.candidates}", "what it is", box=SIMPLE)
+    shown = Table(
+        "protection", "likeness", f"picked out of {found.candidates}", "read exactly", "what it is", box=SIMPLE
+    )
     for v in found.views:
-        shown.add_row(v.protection.name, f"{_mean(v):.2f}", f"{v.picked} of {len(v.likeness)}", v.protection.words)
+        picked, exact = f"{v.picked} of {len(v.likeness)}", f"{v.exact} of {v.held}"
+        shown.add_row(v.protection.name, f"{_mean(v):.2f}", picked, exact, v.protection.words)
     console.print(shown)
     console.print(f"page with the pictures: {page}", highlight=False, soft_wrap=True, markup=False)

@@ -3,14 +3,16 @@
 Where a model begins with a linear layer W·x + b, the gradient of one example is the outer product of one vector with
 (x, 1): every row of [∂W | ∂b] is a multiple of the example. A move after one step on one example is such a matrix, and
 its leading right singular vector *is* the example (Phong et al. 2018 divide one row by its bias; the singular vector
-uses all rows, which is as well as anybody can do under Gaussian noise). Nothing is trained for this, and nothing has to
-be guessed.
+uses all rows, which is as well as anybody can do under Gaussian noise). After a step on several examples a row is a
+mixture, except where a ReLU neuron was excited by one of them alone: two such neurons give the same picture, and rows
+that coincide are examples for certain (Boenisch et al. 2023). Nothing is trained for this, and nothing is guessed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +27,10 @@ from fedveil.privacy.noise import PerClient
 from fedveil.runtime.config import resolve
 from fedveil.runtime.prepare import Training, prepare
 
+EXACT = 0.999
+"""A picture with at least this correlation is the example."""
+SAME = 1e-3
+"""Rows this close to each other, relative to their length, show the same picture."""
 SHOWN = 8
 """Clients whose pictures are shown."""
 CANDIDATES = 100
@@ -45,7 +51,11 @@ class Protection:
 LOCAL = "method=dp_fedavg_local"
 PROTECTIONS = (
     Protection("nothing", "FedAvg, one step on one example", ("method=fedavg",)),
-    Protection("eight examples", "FedAvg, one step on eight examples: a mixture of them", ("method=fedavg", "batch=8")),
+    Protection(
+        "eight examples",
+        "FedAvg, one step on eight examples: a mixture, in which single neurons give many of them away",
+        ("method=fedavg", "batch=8"),
+    ),
     Protection(
         "a clip alone",
         "the gradient is shortened to norm 0.1, and no noise is added: shorter, and just as clear",
@@ -70,14 +80,17 @@ PROTECTIONS = (
 class View:
     """What the server makes of the uploads under one protection.
 
-    ``pictures`` (clients, features); ``likeness`` is the correlation of each with the true example, ``picked`` how many
-    of the clients' examples the attacker picks out of ``CANDIDATES``.
+    ``pictures`` (clients, features) are the clearest that it finds, and ``likeness`` the correlation of each with the
+    true example; ``picked`` is how many of these examples it picks out of ``CANDIDATES``. ``exact`` of the ``held``
+    examples in all these uploads it reads off exactly.
     """
 
     protection: Protection
     pictures: Tensor
     likeness: tuple[float, ...]
     picked: int
+    exact: int
+    held: int
     sigma: float | None
 
 
@@ -105,6 +118,8 @@ class Inversion:
                     "words": v.protection.words,
                     "likeness": [round(x, 4) for x in v.likeness],
                     "picked": v.picked,
+                    "exact": v.exact,
+                    "held": v.held,
                     "sigma": v.sigma,
                 }
                 for v in self.views
@@ -129,12 +144,21 @@ def inversion(overrides: Sequence[str] = (), say: Callable[[str], None] = lambda
             originals = torch.stack([_examples(training, k)[0] for k in clients])
             others = _others(training, CANDIDATES - 1)
         rows = _seen(training)
-        pictures = torch.stack([_example(rows[k if len(rows) > 1 else 0], where) for k in clients])
+        readings = [_readings(row, where) for row in (rows if len(rows) == 1 else rows[clients])]
+        found = [max(readings[k % len(readings)], key=partial(_likeness, originals[k])) for k in clients]
+        pictures = torch.stack(found)
         likeness = tuple(_likeness(a, b) for a, b in zip(pictures, originals, strict=True))
+        whose = [[k] for k in clients] if len(rows) > 1 else [list(range(training.cohort))]
+        held = [torch.cat([_examples(training, k) for k in group]) for group in whose]
+        exact = sum(
+            any(_likeness(true, reading) > EXACT for reading in own)
+            for own, examples in zip(readings, held, strict=True)
+            for true in examples
+        )
         picked = sum(_picks(a, b, others) for a, b in zip(pictures, originals, strict=True))
         sigma = training.sigma
         most = max(sigma.values) if isinstance(sigma, PerClient) else sigma
-        views.append(View(protection, pictures, likeness, picked, most))
+        views.append(View(protection, pictures, likeness, picked, exact, sum(map(len, held)), most))
     assert training is not None
     name = type(training.objective.module).__name__
     model = training.config["model"].get("build", name).split(":")[-1]
@@ -211,6 +235,21 @@ def _example(row: Tensor, where: tuple[slice, slice, int]) -> Tensor:
     if scale.abs() < 1e-9 * vector.abs().max():
         return vector[:-1]
     return vector[:-1] / scale
+
+
+def _readings(row: Tensor, where: tuple[slice, slice, int]) -> list[Tensor]:
+    """All pictures that an upload gives: the singular vector's, and those that two rows or more agree on."""
+    weight, bias, features = where
+    excited = row[bias].abs() > 1e-6 * row[bias].abs().max()
+    each = row[weight].view(-1, features)[excited] / row[bias][excited][:, None]
+    apart = torch.cdist(each, each) / each.norm(dim=1).clamp_min(1e-12)
+    pictures, left = [_example(row, where)], torch.ones(len(each), dtype=torch.bool)
+    for i in range(len(each)):
+        alike = left & (apart[i] < SAME)
+        if left[i] and int(alike.sum()) > 1:
+            pictures.append(each[i])
+            left &= ~alike
+    return pictures
 
 
 def _likeness(found: Tensor, true: Tensor) -> float:
