@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil import __version__
-from fedveil.cli import budget, keys
+from fedveil.cli import budget, demo, keys
+from fedveil.cli.audit import audit
 from fedveil.cli.bench import bench
 from fedveil.cli.options import Json, Many, OnPaper, Overrides, Place, Quiet, writable
 from fedveil.core.errors import Refused
@@ -36,6 +37,8 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.add_typer(budget.app, name="budget")
 app.add_typer(keys.app, name="keys")
+app.add_typer(demo.app, name="demo")
+app.command()(audit)
 
 
 def _version(wanted: bool) -> None:

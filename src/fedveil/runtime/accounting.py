@@ -110,7 +110,8 @@ class Bookkeeper:
     @property
     def claims(self) -> bool:
         """Whether anything is claimed at all."""
-        return self.training.method.private and not self.training.method.allow_leak
+        tampered = self.training.settings.audit.noise != 1
+        return self.training.method.private and not self.training.method.allow_leak and not tampered
 
     def spent(self) -> dict[str, Any] | None:
         """ε so far, for the round's record: the headline claim; by rdp where the accountant asked for is pld."""

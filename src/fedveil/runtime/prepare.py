@@ -35,6 +35,7 @@ from fedveil.privacy.noise import Multiplier, PerClient
 from fedveil.runtime.build import build, build_aggregate
 from fedveil.runtime.model import OWN, Task, build_objective
 from fedveil.runtime.settings import Settings
+from fedveil.runtime.watch import Watch
 
 COHORT = 10
 LEAK = (
@@ -97,6 +98,11 @@ class Training:
             1.0 / self.cohort,
         )
 
+    @cached_property
+    def watch(self) -> Watch | None:
+        """The canaries that ride along, where the settings ask for any."""
+        return Watch(self) if self.settings.audit.canaries else None
+
     @property
     def threads(self) -> int:
         """Torch threads: what was asked for, or one for a small model.
@@ -115,6 +121,7 @@ class Training:
         sizes = f.sizes
         leak = [f"WARNING: {LEAK}"] if self.method.allow_leak else []
         them = self.attackers
+        canaries = [] if self.watch is None else self.watch.remarks
         attack = [] if them is None else [f"{them.name}: {len(them.clients)} clients attack from round {them.onset} on"]
         return [
             *leak,
@@ -124,6 +131,7 @@ class Training:
             f"{self.batching.describe(sizes)}; model of {self.objective.layout.dim:,} parameters; "
             f"engine {self.engine.name} ({self.engine_reason})",
             *attack,
+            *canaries,
         ]
 
 
@@ -174,7 +182,7 @@ def prepare(
     if not searched:
         if settings.sigma_per_client:
             raise Refused("sigma_per_client: it calibrates noise to a budget; leave sigma out and set privacy.epsilon")
-        return training
+        return _watched(training)
     each = _each_its_own(settings, make, recipe)
     if calibrated is None:
         from fedveil.runtime.calibrate import calibrate
@@ -185,7 +193,13 @@ def prepare(
             f"resume: this run began with {len(calibrated.values)} clients, and the data has {federation.population}; "
             "resume it with the data that it began with"
         )
-    return replace(training, method=make(calibrated), sigma=calibrated)
+    return _watched(replace(training, method=make(calibrated), sigma=calibrated))
+
+
+def _watched(training: Training) -> Training:
+    """The same, after canaries that do not fit have been refused."""
+    training.watch  # noqa: B018
+    return training
 
 
 def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, settings: Settings) -> Attackers | None:
