@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -88,7 +87,6 @@ class Stage:
         found: Words = np.einsum("i,ij->j", known, mask) + np.einsum("i,ij->j", hidden, opened) + sums
         return found + np.einsum("i,ij->j", known, opened) if party.first else found
 
-    @cached_property
     def filtered(self) -> Words:
         """Shares of the uploads, zeros in place of those that are too long."""
         party, rows, n = self.party, self.rows, self.n
@@ -110,7 +108,7 @@ def trimmed_mean(stage: Stage) -> Update:
     stage.enough(2 * f + 1)
     if f == 0:
         return mean(stage)
-    rows = stage.filtered
+    rows = stage.filtered()
     parts = [_kept(stage.party, rows[:, at : at + CHUNK], f) for at in range(0, length, CHUNK)]
     return Update(np.concatenate(parts), stage.plan.unit / (n - 2 * f), n * 2.0**POINT)
 
