@@ -208,7 +208,7 @@ class Method:
         if isinstance(rule, Controller) and not (rule.reads and rule.reads <= transport.opens):
             raise Refused(
                 f"{self.name}: {_name(rule)} looks at every single upload to choose a rule, and {_name(transport)} "
-                f"opens only {', '.join(sorted(transport.opens))}; use aggregate.detector=calibrated or aggregate=source"
+                f"opens only {', '.join(sorted(transport.opens))}; set aggregate.detector=calibrated"
             )
         for one in rule.rules if isinstance(rule, Controller) else (rule,):
             if can := transport.serves(one):

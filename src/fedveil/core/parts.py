@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -198,12 +198,13 @@ class Calculating(Transport, Protocol):
         weights: Tensor,
         ctx: Context,
         reads: frozenset[str],
+        rules: Sequence[Aggregator],
         decide: Callable[[Opened, int], Aggregator],
     ) -> Delivery:
         """The whole journey of one round: what is delivered is the result of the rule, one row by channel.
 
         ``decide`` is told the numbers of ``reads`` and how many uploads are in them, and says which rule they get; it
-        is asked again where a round is retried. Who is excluded goes to ``ctx.log``.
+        is asked again where a round is retried; ``rules`` are those it may name. Who is excluded goes to ``ctx.log``.
         """
         ...
 

@@ -242,7 +242,8 @@ def _calculated(
         chosen, learned = rule.choose_by(_known(rule, server), opened, clients, ctx)
         return chosen
 
-    delivery = transport.calculate(uploads, shares.weights, ctx, reads, decide)
+    rules = rule.rules if isinstance(rule, Controller) else (rule,)
+    delivery = transport.calculate(uploads, shares.weights, ctx, reads, rules, decide)
     return delivery, _kept(learned)
 
 
