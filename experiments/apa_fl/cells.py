@@ -28,7 +28,7 @@ SHARED = (
 )  # fmt: skip
 METHODS = {
     "plain": ("method=fedavg", "weights=uniform"),
-    "encrypted": ("method=apa_fl", "sigma=0"),
+    "encrypted": ("method=apa_fl", "sigma=0", "transport.norm_bound=10"),
 }
 
 

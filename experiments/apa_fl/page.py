@@ -13,8 +13,8 @@ GOAL = 0.01
 
 INTRO = f"""# APA-FL beside the same run in the clear
 
-Ten clients, two of them attackers from round {ONSET} on, {ROUNDS} rounds, the same seed: `method=apa_fl sigma=0` (uploads
-encrypted, statistics opened as scalars, rules carried out by two servers) beside `method=fedavg`, same settings.
+Ten clients, two of them attackers from round {ONSET} on, {ROUNDS} rounds, the same seed: `method=apa_fl sigma=0`
+(uploads encrypted, statistics opened as scalars, rules carried out by two servers) beside `method=fedavg`.
 The goal is an accuracy within {GOAL}. Written by `python -m experiments.apa_fl`, which keeps its runs and goes on where
 it was. Small models on small tasks: this shows that both take the same way, not how good a rule is.
 

@@ -29,11 +29,11 @@ def main(arguments: list[str]) -> None:
     ends = [socket.socket(fileno=int(number)) for number in numbers]
     orders = Wire(ends[0], "the runtime", token)
     peer = Wire(ends[1], "S2" if name == "S1" else "S1", token, patience)
+    dealer = Wire(ends[2], "the key centre", token, patience) if len(ends) > 2 else None
     with contextlib.suppress(Aborted):  # whoever gives orders has ended
         plan, *rest = msgpack.unpackb(orders.receive(KEYS))
         keys = ServerKeys(Plan.from_json(plan), *rest)
-        mends = Asking(Wire(ends[2], "the key centre", token, patience)) if len(ends) > 2 else None
-        serve(keys, orders, peer, mends)
+        serve(keys, orders, peer, None if dealer is None else Asking(dealer))
     for wire in (peer, orders):
         wire.close()
 

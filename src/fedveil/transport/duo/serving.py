@@ -7,7 +7,6 @@ what it has seen in it, as its conversations noted it down.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import msgpack
@@ -17,20 +16,26 @@ from fedveil.core.errors import Aborted, Refused
 from fedveil.transport.duo.client import unsealed
 from fedveil.transport.duo.dealer import Mends, ServerKeys
 from fedveil.transport.duo.link import Framed, Link, Opened, Traffic
-from fedveil.transport.duo.material import Sizes
-from fedveil.transport.duo.parameters import POINT, Plan
+from fedveil.transport.duo.material import Mend, Sizes
+from fedveil.transport.duo.parameters import Plan
 from fedveil.transport.duo.round import REFERENCE, Round, Seen, Server
 from fedveil.transport.duo.rules import Update
 from fedveil.transport.duo.seen import numbers
-from fedveil.transport.he.ring import Residues
 from fedveil.transport.duo.wire import Lost
+from fedveil.transport.he.ring import Residues
 from fedveil.transport.masks.rejected import Malformed, Rejected
 
 SUMS = {"E": "energy", "M": "common", "Q": "quartic", "A": "along"}
 CALIBRATED = frozenset({*SUMS, "R"})
 SOURCE = frozenset({"S", "H"})
 """What a detector may read, by the names of SPEC 7.3; R = ‖r‖²."""
-ROUND, REFERENCE_SHARE, UPLOAD, RULE, ANSWER = "tell:round", "masked", "cipher", "tell:rule", "answer"
+ROUND, REFERENCE_SHARE, UPLOAD, RULE, ANSWER = (
+    "tell:round",
+    "masked:previous update",
+    "cipher:uploads",
+    "own:rule",
+    "answer",
+)
 END = b""
 
 
@@ -60,7 +65,7 @@ def _round(server: Server, orders: Framed, order: dict[str, Any]) -> None:
     else:
         rule = made.announce("rule")
     result = made.deliver(made.aggregate(rule), order["delivery"])  # type: ignore[arg-type]
-    links: list[tuple[str, Link]] = [("clients", orders), ("S2" if server.first else "S1", server.link)]
+    links: list[tuple[str, Link]] = [("the clients", orders), ("S2" if server.first else "S1", server.link)]
     answer(orders, "result", result or b"", numbers(links))
 
 
@@ -106,7 +111,6 @@ def shared(plan: Plan, vector: np.ndarray[Any, Any], mask: np.ndarray[Any, Any])
     if length > 2.0 ** (REFERENCE - 1):
         whole = whole * (2.0 ** (REFERENCE - 1) / length)
     integers = np.rint(whole).astype(np.int64).view(np.uint64)
-    assert math.isfinite(length) and plan.unit == plan.bound * 2.0**-POINT
     return mask.tobytes(), (integers - mask).tobytes()
 
 
@@ -131,7 +135,9 @@ class Asking:
     def __init__(self, link: Framed) -> None:
         self._link = link
 
-    def __call__(self, label: str) -> Any:
+    def __call__(self, label: str) -> Mend:
+        """The key centre's part of one stage."""
+
         def more(kind: str, sizes: Sizes) -> bytes:
             self._link.send("tell:stage", msgpack.packb([label, kind, list(sizes)]))
             return self._link.receive("dealt")
@@ -141,7 +147,7 @@ class Asking:
 
 def deal_on_request(mends: Mends, link: Framed) -> None:
     """The key centre's side of :class:`Asking`, until the other is gone; it learns sizes, and nothing else."""
-    stages: dict[str, Any] = {}
+    stages: dict[str, Mend] = {}
     while True:
         try:
             label, kind, sizes = msgpack.unpackb(link.receive("tell:stage"))

@@ -12,7 +12,6 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 import msgpack
-import numpy as np
 
 from fedveil.core.errors import Aborted
 from fedveil.transport.duo.apart import Apart, start
@@ -102,9 +101,7 @@ class Session:
 
     def again(self) -> Session:
         """New servers with the same keys, in place of servers that were lost; no round is numbered like an old one."""
-        return Session(
-            self.keys, self._mends, processes=self._processes, patience=self._patience, rounds=self.rounds
-        )
+        return Session(self.keys, self._mends, processes=self._processes, patience=self._patience, rounds=self.rounds)
 
     def close(self) -> None:
         """Tell both servers that there are no more rounds."""

@@ -125,9 +125,9 @@ class Duo:
         self.longest(1, cohort)
         where = "each in a process of its own" if self.processes else "as threads of it"
         return [
-            "Two servers: uploads are encrypted (CKKS, 128-bit security), S1 and S2 hold shares of them, and open to S1 "
-            "the numbers that its detector reads, as the leakage table of the report lists them. Neither learns an "
-            "upload, a distance, a rank or which client was chosen, as long as both follow the protocol and do not work "
+            "Two servers: uploads are encrypted (CKKS, 128-bit security), S1 and S2 hold shares of them, and open to "
+            "S1 the numbers that its detector reads, as the leakage table of the report lists them. Neither learns an "
+            "upload, a distance, a rank or which client was chosen, while both follow the protocol and do not work "
             "together; a server that deviates is not caught. Opened numbers are made of uploads as they left the "
             "clients: the clients' own noise covers them, where there is any, and nothing else does. The key centre "
             f"knows all that it dealt: in this simulation it dealt inside this process, and S1 and S2 ran {where}."

@@ -12,9 +12,8 @@ import socket
 import struct
 import threading
 
-from fedveil.transport.duo.link import LONGEST, Framed
-
 from fedveil.core.errors import Aborted
+from fedveil.transport.duo.link import LONGEST, Framed
 from fedveil.transport.masks.rejected import Foreign, Oversized
 
 _LENGTH = struct.Struct("<Q")
