@@ -14,8 +14,22 @@ PROTECTED = {
     "cipher": "encrypted",
     "reveal": "share of an opened value",
     "tell": TOLD,
+    "own": "its own decision",
 }
 """How a message is protected, by the first word of its kind."""
+NAMES = {
+    "energy": "E, the sum of squared lengths",
+    "common": "M, the squared length of the sum",
+    "quartic": "Q, the sum of squared squared deviations",
+    "along": "A, the sum along the previous update",
+    "reference": "length of the previous update",
+    "spread": "S, the sum of squared deviations",
+    "entropy": "H, the entropy of the deviations, rounded",
+    "seats": "who took part",
+    "rule": "the rule",
+    "combinations": "seed of random combinations",
+}
+"""In words, what a server opens or says by these names."""
 
 Row = dict[str, Any]
 
@@ -27,14 +41,15 @@ def numbers(links: Iterable[tuple[str, Link]]) -> list[Row]:
         rows += [opened(name, value) for name, value in link.record.values]
         for kind, size in link.traffic.received.items():
             word, _, name = kind.partition(":")
-            what = f"{name} from {other}" if name else f"messages from {other}"
-            rows.append({"what": what, "how": PROTECTED.get(word, word), "bytes": size})
+            what = f"{NAMES.get(name, name) if name else 'messages'}, from {other}"
+            if size:
+                rows.append({"what": what, "how": PROTECTED.get(word, word), "bytes": size})
     return rows
 
 
 def opened(name: str, value: object) -> Row:
     """A value as it was opened; one that is no finite number is described by its kind alone."""
-    row: Row = {"what": name, "how": OPENED}
+    row: Row = {"what": NAMES.get(name, name), "how": OPENED}
     if isinstance(value, bool) or not isinstance(value, int | float):
         return row if not isinstance(value, str) else row | {"said": value}
     return row | ({"value": float(value)} if math.isfinite(value) else {})

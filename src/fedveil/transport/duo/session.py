@@ -150,8 +150,8 @@ class Session:
         parties: dict[str, list[Row]] = {"S1": rows1, "S2": rows2}
         parties["clients"] = [{"what": "result of the round", "how": "told", "bytes": len(one) + len(two)}]
         parties["key centre"] = [{"what": "sizes of what the servers compute", "how": "told"}]
-        between = sum(row["bytes"] for rows, other in ((rows1, "S2"), (rows2, "S1")) for row in rows
-                      if "bytes" in row and row["what"].endswith(f"from {other}"))  # fmt: skip
+        said = ((row, other) for rows, other in ((rows1, "S2"), (rows2, "S1")) for row in rows)
+        between = sum(row.get("bytes", 0) for row, other in said if row["what"].endswith(f"from {other}"))
         return Outcome(result, seats, refused, table(parties), between)
 
 

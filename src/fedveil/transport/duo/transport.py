@@ -20,6 +20,7 @@ from fedveil.transport.duo.dealer import deal
 from fedveil.transport.duo.lattice import ring
 from fedveil.transport.duo.parameters import MOST, OPENED, VECTORS, Plan
 from fedveil.transport.duo.rules import RULES
+from fedveil.transport.duo.seen import TOLD, Row
 from fedveil.transport.duo.serving import CALIBRATED, SOURCE
 from fedveil.transport.duo.session import Outcome, Session
 from fedveil.transport.duo.wire import Lost
@@ -175,7 +176,7 @@ class Duo:
             told = [{"client": ctx.clients[row], "why": why} for row, why in sorted(excluded.items())]
             ctx.log["excluded"] = [*ctx.log.get("excluded", []), *told]
         arrived = [seats[seat] for seat in outcome.seats]
-        ctx.log["leakage"] = outcome.seen
+        ctx.log["leakage"] = [*outcome.seen, *_announced(ctx)]
         ctx.log["duo"] = {"arrived": len(arrived), "between_servers": outcome.between, "lost": lost}
         value = torch.from_numpy(np.ascontiguousarray(outcome.result))[None, :].to(signal.value)
         kept = None if len(arrived) == signal.rows else torch.tensor(arrived)
@@ -210,6 +211,14 @@ class Duo:
                 lost += 1
                 if lost > self.retries:
                     raise Aborted(f"{why}; the model is that of the last complete round") from None
+
+
+def _announced(ctx: Context) -> list[Row]:
+    """Who was told about the noise of the next round, where a controller said anything."""
+    if "noise" not in ctx.log:
+        return []
+    row = {"what": "how many times the noise, in the next round", "value": ctx.log["noise"]["next"]}
+    return [{"party": "S1", **row, "how": "its own decision"}, {"party": "clients", **row, "how": TOLD}]
 
 
 def rule_name(rule: Aggregator) -> str:
