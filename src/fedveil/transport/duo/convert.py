@@ -18,6 +18,7 @@ from fedveil.transport.duo.parameters import MASK, VECTORS
 from fedveil.transport.duo.stream import Stream, Words
 from fedveil.transport.he.ring import Residues
 
+
 class Halves:
     """One server's half of the decryption of uploads."""
 
@@ -25,7 +26,9 @@ class Halves:
         self.first, self._ring = first, ring(VECTORS)
         self._share = self._ring.unpacked(share, 1, VECTORS.levels)
 
-    def to_shares(self, link: Link, uploads: Sequence[Residues] | int, blocks: int, mask: Stream | None = None) -> Words:
+    def to_shares(
+        self, link: Link, uploads: Sequence[Residues] | int, blocks: int, mask: Stream | None = None
+    ) -> Words:
         """Shares ``(uploads, blocks·degree)``; ``uploads`` are S2's ciphertexts, at S1 their number."""
         if isinstance(uploads, int):
             return np.stack([self._completed(link.receive("cipher"), blocks) for _ in range(uploads)])

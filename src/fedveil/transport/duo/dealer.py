@@ -69,8 +69,12 @@ def deal(plan: Plan, *, entropy: bool = False) -> Keys:
     uploads = _Pair(ring(VECTORS), relinearise=False)
     deep = _Pair(ring(SCALARS), relinearise=True) if entropy else None
     results, secret = _public_key(ring(RESULTS))
-    one = ServerKeys(plan, True, seed(), uploads.one, results, deep.one if deep else b"", deep.public if deep else b"", b"")
-    two = ServerKeys(plan, False, seed(), uploads.two, results, deep.two if deep else b"", b"", deep.last if deep else b"")
+    one = ServerKeys(
+        plan, True, seed(), uploads.one, results, deep.one if deep else b"", deep.public if deep else b"", b""
+    )
+    two = ServerKeys(
+        plan, False, seed(), uploads.two, results, deep.two if deep else b"", b"", deep.last if deep else b""
+    )
     return Keys(ClientKeys(plan, uploads.public, dumped(secret)), one, two)
 
 

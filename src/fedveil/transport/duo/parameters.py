@@ -44,7 +44,7 @@ class Lattice:
 
 
 VECTORS = Lattice(8192, (50, 50, 20, 50))
-SCALARS = Lattice(16384, (60, *(7 * (40,)), 60))
+SCALARS = Lattice(16384, (60, *(7 * (40,)), 38, 60))
 RESULTS = Lattice(8192, (50, 50, 50))
 
 
