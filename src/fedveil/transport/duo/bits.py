@@ -6,11 +6,9 @@ gate a bit. Numbers are compared in few bits where they are known to be small.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from fedveil.transport.duo.material import Array, less, unpacked
+from fedveil.transport.duo.material import Array, less
 from fedveil.transport.duo.party import Party
 from fedveil.transport.duo.stream import Bytes, Words
 from fedveil.transport.duo.wide import octets
@@ -36,7 +34,8 @@ def negative(party: Party, share: Array, bits: int) -> Bytes:
     for bit in range(1, bits - 1):
         x, y = (mine[bit] ^ carry, carry) if party.first else (carry, mine[bit] ^ carry)
         carry = carry ^ _gate(party, x, y, (a[bit - 1], b[bit - 1], c[bit - 1]))
-    return mine[-1] ^ carry
+    found: Bytes = mine[-1] ^ carry
+    return found
 
 
 def digits(party: Party, share: Array, bits: int) -> Bytes:
@@ -82,7 +81,8 @@ def every(party: Party, bits: Bytes) -> Bytes:
         half = len(bits) // 2
         met = party.both(bits[:half].copy(), bits[half : 2 * half].copy())
         bits = np.concatenate([met, bits[2 * half :]])
-    return bits[0]
+    last: Bytes = bits[0]
+    return last
 
 
 def ranks(party: Party, rows: Array, bits: int) -> Words:
@@ -114,10 +114,5 @@ def between(party: Party, places: Words, low: int, high: int) -> Bytes:
     limits = (low, high) if low > 0 else (high,)
     moved = np.stack([padded - np.uint8(limit) * np.uint8(party.first) for limit in limits])
     found = negative(party, moved.reshape(-1), 8).reshape(len(limits), rows, width)
-    return found[0] ^ found[1] if low > 0 else found[0]
-
-
-def split(bits: Bytes, columns: int, width: int) -> Any:
-    """Packed rows as 0 and 1 ``(rows, columns)`` of a type of so many bytes."""
-    rows = len(bits)
-    return unpacked(bits.reshape(-1), bits.size * 8, width).reshape(rows, -1)[:, :columns]
+    kept: Bytes = found[0] ^ found[1] if low > 0 else found[0]
+    return kept

@@ -82,7 +82,8 @@ def combine(one: bytes, two: bytes) -> Floats:
     (unit, mine), (same, other) = _share(one), _share(two)
     if unit != same or mine.shape != other.shape:
         raise Malformed("two shares that do not belong together")
-    return (mine + other).view(np.int64) * unit
+    found: Floats = (mine + other).view(np.int64).astype(np.float64) * np.float64(unit)
+    return found
 
 
 def _share(data: bytes) -> tuple[float, Words]:
@@ -114,7 +115,8 @@ def decrypt(keys: ClientKeys, data: bytes) -> Floats:
     whole = low.astype(object) + q * ((high.astype(object) - low.astype(object)) * pow(q, -1, p) % p)
     rounded = ((whole + (1 << (GUARD - 1))) % (q * p)) >> GUARD
     kept = np.array([v % (1 << 64) for v in rounded[:length].tolist()], np.uint64)
-    return kept.view(np.int64) * unit
+    found: Floats = kept.view(np.int64).astype(np.float64) * np.float64(unit)
+    return found
 
 
 def _opened(place: Any, decryptor: Any, parts: Residues) -> Residues:

@@ -121,8 +121,8 @@ class Dealer:
         state, streams = self._state[attempt], [Stream(seed, label) for seed in self._seeds]
 
         def more(kind: str, sizes: Sizes) -> bytes:
-            drawn = [KINDS[kind].draw(s, first, sizes) for s, first in zip(streams, (True, False), strict=True)]
-            return dump(KINDS[kind].mend(state, *drawn, sizes))
+            one, two = (KINDS[kind].draw(s, first, sizes) for s, first in zip(streams, (True, False), strict=True))
+            return dump(KINDS[kind].mend(state, one, two, sizes))
 
         return more
 
@@ -139,6 +139,7 @@ class Recorder:
         self._mends = mends
 
     def __call__(self, label: str) -> Mend:
+        """The dealer's part of one stage, noted."""
         inner, asked = self._mends(label), self.asked.setdefault(label, [])
 
         def more(kind: str, sizes: Sizes) -> bytes:

@@ -19,7 +19,7 @@ from fedveil.transport.he.ring import Residues
 
 
 def delivered(update: Update) -> bytes:
-    """This server's share, for the clients alone: it travels inside TLS."""
+    """A server's share, for the clients alone: it travels inside TLS."""
     return result("share", update.unit, len(update.share), update.share.tobytes())
 
 

@@ -23,7 +23,7 @@ from fedveil.transport.duo.lattice import Ring, product, ring
 from fedveil.transport.duo.parameters import SCALARS
 from fedveil.transport.duo.party import Party
 from fedveil.transport.duo.wide import RING, Wide
-from fedveil.transport.he.ring import Residues
+from fedveil.transport.he.ring import Floats, Residues
 from fedveil.transport.masks.rejected import Malformed
 
 DEGREE = 31
@@ -39,12 +39,11 @@ ROUNDED = 10
 
 
 @lru_cache(maxsize=1)
-def polynomial() -> np.ndarray[Any, np.dtype[np.float64]]:
+def polynomial() -> Floats:
     """Coefficients of −p ln p in u = 2p − 1."""
-    found: np.ndarray[Any, np.dtype[np.float64]] = chebyshev.chebinterpolate(
-        lambda u: -(u + 1) / 2 * np.log(np.maximum((u + 1) / 2, 1e-300)), DEGREE
-    )
-    return found
+    points = chebyshev.chebpts1(DEGREE + 1)
+    p = (points + 1) / 2
+    return np.asarray(np.linalg.solve(chebyshev.chebvander(points, DEGREE), -p * np.log(p)), np.float64)
 
 
 class Side:
@@ -99,7 +98,7 @@ class Controller(Side):
         opened = place.joined([(a + b) % q for a, b, q in zip(mine, half, place.primes, strict=False)])
         bits = self._rounded(opened, n, float(scale))
         other = np.frombuffer(party.link.receive("reveal:entropy"), np.uint8).reshape(bits.shape)
-        return float(sum(int((row[0]) & 1) << place_ for place_, row in enumerate(bits ^ other))) / 2**ROUNDED
+        return float(sum(int(row[0] & 1) << at for at, row in enumerate(bits ^ other)) / 2**ROUNDED)
 
 
 class Computer(Side):

@@ -90,10 +90,12 @@ def weights(party: Party, squares: Wide) -> Wide:
     radius = (party.product(low + high, lengths)).sum() % RING
     cut = party.shifted(party.product(far, roots), ROOT - SHARE - POINT)
     ratio = party.shifted(party.product(wide.wide([radius] * n), cut), POINT + SHARE + 1)
-    return (_plus(party, -far * (1 << SHARE), 1 << SHARE) + ratio) % RING
+    found: Wide = (_plus(party, -far * (1 << SHARE), 1 << SHARE) + ratio) % RING
+    return found
 
 
 def _picked(party: Party, places: Words, low: int, high: int) -> Wide:
     """Shares of whether a place is from ``low`` to ``high``."""
     bits = between(party, places.T.copy(), low, max(high, low + 1))
-    return party.numbers(bits[0], len(places), wide.SIZE)
+    found: Wide = party.numbers(bits[0], len(places), wide.SIZE)
+    return found

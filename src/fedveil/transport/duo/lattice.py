@@ -50,6 +50,7 @@ class Ring:
             self.identity[level.chain_index() + 1] = level.parms_id()
             level = level.next_context_data()
         self.evaluator, self.encoder = s.Evaluator(self.context), s.CKKSEncoder(self.context)
+        self._ones = np.ones((1, self.levels, self.degree), np.uint64)
         self._version = HEADER.unpack_from(dumped(chosen))[2:4]
 
     def load(self, kind: str, data: bytes) -> Any:
@@ -95,8 +96,8 @@ class Ring:
         out = np.empty_like(all_of)
         for start in range(0, len(all_of), BATCH):
             some = all_of[start : start + BATCH]
-            padded = some if len(some) > 1 else np.concatenate([some, some])  # a ciphertext has two parts or more
-            held = self.ciphertext(padded, transformed=transformed)
+            whole = len(some) > 1 and bool(some[1:].any())  # SEAL refuses a ciphertext that is only its first part
+            held = self.ciphertext(some if whole else np.concatenate([some, self._ones]), transformed=transformed)
             change(held)
             out[start : start + len(some)] = self.parts(held)[: len(some)]
         return out
@@ -118,8 +119,8 @@ class Ring:
 
     def times(self, a: Residues, b: Residues) -> Residues:
         """Product modulo each prime."""
-        out = np.empty(np.broadcast_shapes(a.shape, b.shape), np.uint64)
-        for place, prime in enumerate(self.primes[: out.shape[-2]]):
+        out: Residues = np.empty(np.broadcast_shapes(a.shape, b.shape), np.uint64)
+        for place, prime in enumerate(self.primes[: a.shape[-2]]):
             out[..., place, :] = product(a[..., place, :], b[..., place, :], prime)
         return out
 

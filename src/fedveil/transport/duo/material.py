@@ -44,9 +44,9 @@ def words(stream: Stream, shape: Sizes, width: int) -> Array:
 
 
 def less(a: Array, b: Array) -> Array:
-    """a − b in their ring."""
-    found: Array = (a - b) % wide.RING if a.dtype == object else a - b
-    return found
+    """The difference in their ring."""
+    found: Array = np.subtract(a, b)
+    return found % wide.RING if a.dtype == object else found
 
 
 def unpacked(bits: Array, count: int, width: int) -> Array:

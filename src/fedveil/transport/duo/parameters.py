@@ -14,9 +14,9 @@ from fedveil.core.errors import Refused, positive
 from fedveil.transport.he.parameters import SECURE_BITS
 
 POINT = 26
-"""Bits after the point of a coordinate, relative to the norm bound: an upload within it has a norm of at most 2^POINT."""
+"""Bits after the point of a coordinate, relative to the norm bound: uploads have norms of at most 2^POINT units."""
 MASK = 97
-"""Bits of the uniform mask over an opened coefficient, which has POINT + 1: 2^(POINT + 1 − MASK) from telling nothing."""
+"""Bits of the uniform mask over an opened coefficient of POINT + 1: within 2^(POINT + 1 − MASK) of telling nothing."""
 OPENED = 30
 """log2 of the coefficients that may be opened under one key: all together within 2^−40 of telling nothing."""
 MOST = 100
@@ -76,7 +76,7 @@ class Plan:
             raise Refused(f"clients: {self.clients} uploads cannot be aggregated by two servers; give 2 to {MOST}")
         if self.length < 1:
             raise Refused(f"length: an upload of {self.length} numbers holds nothing; give 1 or more")
-        if self.rounds * self.clients * self.blocks * VECTORS.degree > 2**OPENED:
+        if self.opened > 2**OPENED:
             raise Refused(
                 f"rounds: {self.rounds} rounds of {self.clients} uploads open more than 2^{OPENED} coefficients under "
                 "one key; deal keys for fewer rounds, and new ones after them"
@@ -85,6 +85,11 @@ class Plan:
             raise Refused(
                 f"declared_f: {self.byzantine} attackers of {self.clients} clients are no minority; lower declared_f"
             )
+
+    @property
+    def opened(self) -> int:
+        """Coefficients that are opened, masked, in all rounds."""
+        return self.rounds * self.clients * self.blocks * VECTORS.degree
 
     @property
     def blocks(self) -> int:
@@ -99,7 +104,7 @@ class Plan:
     @property
     def longest(self) -> int:
         """The norm, in units, that an upload may have: the bound, and room for rounding and encryption's noise."""
-        return 2**POINT + math.isqrt(self.length) + 2
+        return (1 << POINT) + math.isqrt(self.length) + 2
 
     def to_json(self) -> dict[str, Any]:
         """A mapping for a file."""

@@ -36,9 +36,9 @@ class Party:
         if share.dtype == object:
             mine = share.reshape(-1)
             other = wide.load(self._same(wide.dump(mine)))
-            return ((mine + other) % wide.RING).reshape(share.shape)
-        other = np.frombuffer(self._same(share.tobytes()), share.dtype).reshape(share.shape)
-        return share + other
+            return np.asarray((mine + other) % wide.RING).reshape(share.shape)
+        found: Array = share + np.frombuffer(self._same(share.tobytes()), share.dtype).reshape(share.shape)
+        return found
 
     def toggled(self, share: Bytes) -> Bytes:
         """The value of masked bits."""
@@ -77,10 +77,10 @@ class Party:
         width = wide.SIZE if x.dtype == object else x.itemsize
         a, b, c = (m.reshape(x.shape) for m in self.material.take("product", x.size, width))
         d, e = self.joined(np.stack([less(x, a), less(y, b)]))
-        found = d * b + e * a + c
+        found: Array = d * b + e * a + c
         if self.first:
             found = found + d * e
-        return found % wide.RING if width == wide.SIZE else found
+        return np.asarray(found % wide.RING) if width == wide.SIZE else found
 
     def lifted(self, share: Words) -> Wide:
         """Shares modulo 2^192 of integers between −2^62 and 2^62, from shares modulo 2^64.

@@ -23,9 +23,8 @@ from fedveil.transport.duo.deliver import Switch, delivered
 from fedveil.transport.duo.entropy import Computer, Controller
 from fedveil.transport.duo.link import Link
 from fedveil.transport.duo.material import Material, gram
-from fedveil.transport.duo.parameters import Plan
 from fedveil.transport.duo.party import Party
-from fedveil.transport.duo.rules import RULES, Rule, Rows, Update
+from fedveil.transport.duo.rules import RULES, Rows, Update
 from fedveil.transport.duo.stream import Stream, Words
 from fedveil.transport.duo.wide import Wide
 from fedveil.transport.he.ring import Residues
@@ -33,8 +32,6 @@ from fedveil.transport.masks.crypto import KEY, seed
 from fedveil.transport.masks.rejected import Malformed
 
 Delivery = Literal["shares", "switch"]
-REFERENCE = 30
-"""Bits of the norm of the previous update, in units, beside the uploads; a longer one is halved until it fits."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,8 @@ class Round:
         self._party = party = self.party("begin")
         ciphers = self.n if uploads is None else [parts for _, parts in uploads]
         shares = server.halves.to_shares(self.link, ciphers, self.plan.blocks, server.mask)[:, : self.plan.length]
-        self._scale, last = _beside(party, reference, self.plan)
+        last = np.zeros(self.plan.length, np.uint64) if reference is None else reference.share
+        self._scale = 1.0 if reference is None else reference.unit / self.plan.unit
         self._rows, products = _masked(party, np.concatenate([shares, last[None]]))
         diagonal = products.diagonal()[: self.n].copy()
         fits = within(party, self._rows.share()[: self.n], diagonal, self.plan.longest, self._combinations())
@@ -107,7 +105,7 @@ class Round:
         self._products = self._filtered(products)
 
     def party(self, stage: str) -> Party:
-        """This server, for a stage of this round."""
+        """The server, for a stage of the round."""
         return Party(self.first, self.link, self.server.material(f"{self._label}/{stage}"))
 
     def _said_seats(self, uploads: Sequence[tuple[int, Residues]] | None) -> list[int]:
@@ -192,27 +190,23 @@ class Round:
         self.link.opened(name, found)
         return found
 
-    def aggregate(self, rule: Rule) -> Update:
-        """This server's share of what a rule makes of the uploads."""
+    def aggregate(self, rule: str) -> Update:
+        """A share of what a rule makes of the uploads."""
         if rule not in RULES:
             raise Malformed(f"a rule {rule!r} that servers do not have; give one of {', '.join(RULES)}")
         stage = rules.Stage(self.party(rule), self.plan, self._rows, self._products[: self.n, : self.n], self._fits)
         return RULES[rule](stage)
 
-    def deliver(self, update: Update, how: Delivery = "shares") -> bytes | None:
-        """What goes to the clients: a share from each server; or, from S1 alone, a ciphertext under their key."""
+    def deliver(self, update: Update, how: Delivery = "shares", noise: Words | None = None) -> bytes | None:
+        """What goes to the clients: a share from each server; or, from S1 alone, a ciphertext under their key.
+
+        ``noise``: this server's own, in units, modulo 2^64; the update that the next round refers to stays without.
+        """
+        if noise is not None:
+            update = Update(update.share + noise, update.unit)
         if how == "shares":
             return delivered(update)
         return Switch(self.server.keys).delivered(self.link, self.first, update)
-
-
-def _beside(party: Party, reference: Update | None, plan: Plan) -> tuple[float, Words]:
-    """The previous update as one more row, and how many units its unit is."""
-    if reference is None:
-        return 1.0, np.zeros(plan.length, np.uint64)
-    bits = max(0, int(np.ceil(np.log2(reference.norm))) - REFERENCE)
-    row = party.halved(reference.share, bits) if bits else reference.share
-    return reference.unit / plan.unit * 2.0**bits, row
 
 
 def _masked(party: Party, rows: Words) -> tuple[Rows, Words]:

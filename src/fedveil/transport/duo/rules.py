@@ -6,6 +6,7 @@ of each coordinate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -25,6 +26,8 @@ CHUNK = 1 << 13
 """Coordinates that are compared at a time: their planes stay in the cache."""
 FACTOR = 22
 """Bits after the point of n²·c_i in centered clipping."""
+LONGEST = 30
+"""Bits of the length of a result in units: beside uploads, its products stay below 2^62."""
 FAR = 1 << 60
 """Above all sums of distances."""
 
@@ -44,15 +47,10 @@ class Rows:
 
 @dataclass(frozen=True)
 class Update:
-    """A share of a result: its integers times ``unit`` are the numbers. ``norm`` bounds its length in units."""
+    """A share of a result: its integers times ``unit`` are the numbers. Its length is below 2^LONGEST units."""
 
     share: Words
     unit: float
-    norm: float
-
-    def plus(self, share: Words, norm: float) -> Update:
-        """With more added, such as a server's own noise in units, whose length is about ``norm``."""
-        return Update(self.share + share, self.unit, self.norm + norm)
 
 
 @dataclass(frozen=True)
@@ -83,23 +81,33 @@ class Stage:
         party, rows, n = self.party, self.rows, self.n
         opened, mask = rows.opened[:n], rows.mask[:n]
         hidden, sums = party.material.take("mix", n, self.plan.length)
-        known = party.joined(factors - hidden)
+        known: Words = party.joined(factors - hidden)
         found: Words = np.einsum("i,ij->j", known, mask) + np.einsum("i,ij->j", hidden, opened) + sums
-        return found + np.einsum("i,ij->j", known, opened) if party.first else found
+        if party.first:
+            found += np.einsum("i,ij->j", known, opened)
+        return found
 
     def filtered(self) -> Words:
         """Shares of the uploads, zeros in place of those that are too long."""
         party, rows, n = self.party, self.rows, self.n
         opened, mask = rows.opened[:n], rows.mask[:n]
         hidden, scaled = party.material.take("scale", n, self.plan.length)
-        known = party.joined(self.fits - hidden)[:, None]
-        found: Words = known * mask + hidden[:, None] * opened + scaled
-        return found + known * opened if party.first else found
+        known: Words = party.joined(self.fits - hidden)
+        found: Words = np.einsum("i,ij->ij", known, mask) + np.einsum("i,ij->ij", hidden, opened) + scaled
+        if party.first:
+            found += np.einsum("i,ij->ij", known, opened)
+        return found
+
+
+def _update(party: Party, share: Words, unit: float, times: float) -> Update:
+    """An update ``times`` as long as the norm bound at most, with as many bits after the point as it may have."""
+    bits = max(0, math.ceil(math.log2(1.001 * times)) + POINT - LONGEST)
+    return Update(party.halved(share, bits) if bits else share, unit * 2.0**bits)
 
 
 def mean(stage: Stage) -> Update:
     """Σ b_i x_i over n: an upload that is too long adds nothing, and n stays."""
-    return Update(stage.mixed(stage.fits), stage.plan.unit / stage.n, stage.n * 2.0**POINT)
+    return _update(stage.party, stage.mixed(stage.fits), stage.plan.unit / stage.n, stage.n)
 
 
 def trimmed_mean(stage: Stage) -> Update:
@@ -110,7 +118,7 @@ def trimmed_mean(stage: Stage) -> Update:
         return mean(stage)
     rows = stage.filtered()
     parts = [_kept(stage.party, rows[:, at : at + CHUNK], f) for at in range(0, length, CHUNK)]
-    return Update(np.concatenate(parts), stage.plan.unit / (n - 2 * f), n * 2.0**POINT)
+    return _update(stage.party, np.concatenate(parts), stage.plan.unit / (n - 2 * f), n)
 
 
 def _kept(party: Party, rows: Words, f: int) -> Words:
@@ -119,7 +127,8 @@ def _kept(party: Party, rows: Words, f: int) -> Words:
     narrow = rows.astype(np.uint32)
     kept = between(party, ranks(party, narrow, POINT + 3), f, n - f)
     padded = np.pad(rows, ((0, 0), (0, 8 * kept.shape[1] - columns)))
-    return _selected(party, kept, padded)[:, :columns].sum(axis=0, dtype=np.uint64)
+    total: Words = _selected(party, kept, padded)[:, :columns].sum(axis=0, dtype=np.uint64)
+    return total
 
 
 def _selected(party: Party, bits: Bytes, rows: Words) -> Words:
@@ -151,7 +160,7 @@ def krum(stage: Stage) -> Update:
     rest = (sums + (FAR if party.first else 0) - tied * FAR) % RING
     chosen = _least(party, rest, 64)
     factors = np.array([int(v) % (1 << 64) for v in chosen], np.uint64)
-    return Update(stage.mixed(party.product(factors, stage.fits)), stage.plan.unit, 2.0**POINT)
+    return _update(party, stage.mixed(party.product(factors, stage.fits)), stage.plan.unit, 1.0)
 
 
 def _least(party: Party, values: Wide, bits: int) -> Wide:
@@ -170,10 +179,7 @@ def centered_clipping(stage: Stage) -> Update:
     whole = (n * found - found.sum() + ((n << fixed.SHARE) if party.first else 0)) % RING
     factors = party.shifted(whole, fixed.SHARE - FACTOR)
     kept = party.product(np.array([int(v) % (1 << 64) for v in factors], np.uint64), stage.fits)
-    bits = FACTOR + max(0, (n * n).bit_length() - 5)
-    share = party.halved(stage.mixed(kept), bits)
-    unit = stage.plan.unit / n**2 * 2.0 ** (bits - FACTOR)
-    return Update(share, unit, n**2 * 2.0 ** (POINT + FACTOR - bits))
+    return _update(party, stage.mixed(kept), stage.plan.unit / n**2 / 2**FACTOR, n**2 * 2.0**FACTOR)
 
 
 RULES: dict[str, Callable[[Stage], Update]] = {

@@ -26,7 +26,7 @@ class Stream:
     def bytes(self, count: int) -> Bytes:
         """The next bytes."""
         out = np.empty(count + 15, np.uint8)
-        view = memoryview(out)
+        view = memoryview(out)  # type: ignore[arg-type]
         for start in range(0, count, _BLOCK):
             size = min(_BLOCK, count - start)
             self._cipher.update_into(_ZEROS[:size], view[start : start + size + 15])

@@ -97,6 +97,7 @@ def _parameters(path: Path) -> Parameters:
 
 
 def contents(path: Path) -> bytes:
+    """A party's file, or a sentence that says why it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as why:
