@@ -1,6 +1,7 @@
 """Two servers in a run: what is excluded, what is retried or aborted, and that everything opened is on the table."""
 
 import contextlib
+import shutil
 import threading
 from collections import defaultdict
 
@@ -19,7 +20,9 @@ from fedveil.core.parts import MOVE
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 from fedveil.transport.duo import link, serving, session, transport
-from fedveil.transport.duo.dealer import Dealer, deal
+from fedveil.transport.duo.ahead import deal_ahead
+from fedveil.transport.duo.dealer import Dealer, deal, write
+from fedveil.transport.duo.given import Given
 from fedveil.transport.duo.parameters import Plan
 from fedveil.transport.duo.round import Server
 from fedveil.transport.duo.seen import NAMES, OPENED
@@ -180,8 +183,9 @@ class Tape:
         monkeypatch.setattr(link.InProcess, "get", get)
 
     def of(self, thread):
-        """Conversations of a thread: those over which it got anything."""
-        return [[f for _, f in self.frames[e]] for e in self.order if self.frames[e][0][0] == thread]
+        """Conversations of a thread in which anything was said but a good-bye (to servers of an earlier test)."""
+        found = [self.frames[end] for end in self.order if self.frames[end][0][0] == thread]
+        return [[frame for _, frame in frames] for frames in found if len(frames) > 1]
 
 
 class Replay(link.Framed):
@@ -204,7 +208,7 @@ class Replay(link.Framed):
 def test_a_replayed_transcript_opens_what_the_table_says_and_nothing_else(monkeypatch):
     """S1's program is run again, alone, on the bytes that S1 received and its own keys."""
     tape, keys = Tape(monkeypatch), deal(Plan(8, DIM, 5.0, 2, 20))
-    running = session.Session(keys)
+    running = session.Session(Given.fresh(keys))
     x = rows().numpy()
     frames = [running.sealer(row) for row in x]
     outcome = running.round(frames, SUMS, lambda opened, n: "krum", reference=x.mean(0))
@@ -222,7 +226,7 @@ def test_a_replayed_transcript_opens_what_the_table_says_and_nothing_else(monkey
     answers = []
     monkeypatch.setattr(serving, "answer", lambda end, *words: answers.append(words))
     with contextlib.suppress(Aborted):
-        serving.serve(keys.s1, Replay(orders), replayed)
+        serving.serve(keys.s1, None, Replay(orders), replayed)
     on_table = {r["what"]: r.get("value") for r in outcome.seen if r["party"] == "S1" and r["how"] == OPENED}
     assert {NAMES[name] for name in names} == set(on_table), "everything that was opened, and nothing else"
     for name, (value,) in names.items():
@@ -244,6 +248,38 @@ def test_the_table_says_what_travelled_in_the_clear():
         ("key centre", "sizes of what the servers compute"),
     }
     assert all(r["bytes"] > 0 for r in log["leakage"] if r["how"] in ("encrypted", "masked: uniform to it"))
+
+
+@pytest.fixture(scope="module")
+def dealt(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys") / "k"
+    keys = deal(Plan(N, DIM, 5.0, 2, 3))
+    write(keys, folder)
+    deal_ahead(keys, folder / "computer" / "rounds", (1,), ("sums", "mean"), attempts=2)
+    return folder
+
+
+def test_keys_from_folders_with_rounds_dealt_ahead_and_a_key_centre_that_is_gone(dealt, monkeypatch):
+    shutil.rmtree(dealt / "dealer")
+    monkeypatch.setattr(transport, "deal", None)
+    x = rows()
+    duo = Duo(norm_bound=5.0, keys=str(dealt), processes=True)
+    for _ in range(2):
+        got, _, _ = carried(duo, x, Mean())
+        assert torch.allclose(got.uploads[MOVE][0], x.mean(0), atol=1e-5)
+    with pytest.raises(Aborted, match="no randomness is left for round 1"):
+        carried(duo, x, Mean())
+
+
+def test_keys_that_do_not_fit_are_refused_in_words(dealt):
+    with pytest.raises(Refused, match="is for 7 clients, and 8 take part"):
+        Duo(norm_bound=5.0, keys=str(dealt)).remarks(8)
+    with pytest.raises(Refused, match="uploads of norms up to 5, and honest ones reach 6"):
+        carried(Duo(norm_bound=6.0, keys=str(dealt)), rows(), TrimmedMean(2))
+    with pytest.raises(Refused, match="is for declared_f=2, and this run has 1"):
+        carried(Duo(norm_bound=5.0, keys=str(dealt)), rows(), TrimmedMean(1))
+    with pytest.raises(Refused, match="cannot read"):
+        Duo(norm_bound=5.0, keys=str(dealt / "nowhere")).remarks(5)
 
 
 def test_randomness_is_dealt_once():

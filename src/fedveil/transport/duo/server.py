@@ -10,15 +10,10 @@ import contextlib
 import socket
 import sys
 
-import msgpack
-
 from fedveil.core.errors import Aborted
-from fedveil.transport.duo.dealer import ServerKeys
-from fedveil.transport.duo.parameters import Plan
-from fedveil.transport.duo.serving import Asking, serve
+from fedveil.transport.duo.given import taken
+from fedveil.transport.duo.serving import KEYS, Asking, serve
 from fedveil.transport.duo.wire import TOKEN, Wire
-
-KEYS = "dealt:keys"
 
 
 def main(arguments: list[str]) -> None:
@@ -29,11 +24,9 @@ def main(arguments: list[str]) -> None:
     ends = [socket.socket(fileno=int(number)) for number in numbers]
     orders = Wire(ends[0], "the runtime", token)
     peer = Wire(ends[1], "S2" if name == "S1" else "S1", token, patience)
-    dealer = Wire(ends[2], "the key centre", token, patience) if len(ends) > 2 else None
+    dealer = Wire(ends[-1], "the key centre", token, patience) if name == "S2" else orders
     with contextlib.suppress(Aborted):  # whoever gives orders has ended
-        plan, *rest = msgpack.unpackb(orders.receive(KEYS))
-        keys = ServerKeys(Plan.from_json(plan), *rest)
-        serve(keys, orders, peer, None if dealer is None else Asking(dealer))
+        serve(*taken(orders.receive(KEYS), lambda: Asking(dealer)), orders, peer)
     for wire in (peer, orders):
         wire.close()
 

@@ -18,7 +18,7 @@ from fedveil.transport.duo.dealer import Mends, ServerKeys
 from fedveil.transport.duo.link import Framed, Link, Opened, Traffic
 from fedveil.transport.duo.material import Mend, Sizes
 from fedveil.transport.duo.parameters import Plan
-from fedveil.transport.duo.round import REFERENCE, Round, Seen, Server
+from fedveil.transport.duo.round import Round, Seen, Server
 from fedveil.transport.duo.rules import Update
 from fedveil.transport.duo.seen import numbers
 from fedveil.transport.duo.wire import Lost
@@ -36,10 +36,12 @@ ROUND, REFERENCE_SHARE, UPLOAD, RULE, ANSWER = (
     "own:rule",
     "answer",
 )
-END = b""
+KEYS, END = "dealt:keys", b""
+FAR = 2.0**29
+"""The longest previous update, in units: squares of integers stay below 2^62."""
 
 
-def serve(keys: ServerKeys, orders: Framed, peer: Framed, mends: Mends | None = None) -> None:
+def serve(keys: ServerKeys, mends: Mends | None, orders: Framed, peer: Framed) -> None:
     """Rounds until the end is ordered, or until one fails: then the conversation with the other server is over."""
     server = Server(keys, peer, mends)
     while (order := orders.receive(ROUND)) != END:
@@ -55,7 +57,7 @@ def serve(keys: ServerKeys, orders: Framed, peer: Framed, mends: Mends | None = 
 def _round(server: Server, orders: Framed, order: dict[str, Any]) -> None:
     reference = _reference(server.plan, orders.receive(REFERENCE_SHARE))
     uploads = None if server.first else _uploads(server.plan, orders, order["uploads"])
-    made = server.round(order["number"], uploads, reference=reference)
+    made = server.round(order["number"], uploads, attempt=order["attempt"], reference=reference)
     reads = frozenset(order["reads"])
     seen = _sensed(made, reads)
     if server.first:
@@ -64,7 +66,7 @@ def _round(server: Server, orders: Framed, order: dict[str, Any]) -> None:
         made.announce("rule", rule)
     else:
         rule = made.announce("rule")
-    result = made.deliver(made.aggregate(rule), order["delivery"])  # type: ignore[arg-type]
+    result = made.deliver(made.aggregate(rule), order["delivery"])
     links: list[tuple[str, Link]] = [("the clients", orders), ("S2" if server.first else "S1", server.link)]
     answer(orders, "result", result or b"", numbers(links))
 
@@ -98,7 +100,7 @@ def _uploads(plan: Plan, orders: Framed, count: int) -> list[tuple[int, Residues
 def _reference(plan: Plan, body: bytes) -> Update | None:
     if not body:
         return None
-    return Update(np.frombuffer(body, np.uint64), plan.unit, 2.0**REFERENCE)
+    return Update(np.frombuffer(body, np.uint64), plan.unit)
 
 
 def shared(plan: Plan, vector: np.ndarray[Any, Any], mask: np.ndarray[Any, Any]) -> tuple[bytes, bytes]:
@@ -108,8 +110,8 @@ def shared(plan: Plan, vector: np.ndarray[Any, Any], mask: np.ndarray[Any, Any])
     """
     whole = np.asarray(vector, np.float64) / plan.unit
     length = float(np.linalg.norm(whole))
-    if length > 2.0 ** (REFERENCE - 1):
-        whole = whole * (2.0 ** (REFERENCE - 1) / length)
+    if length > FAR:
+        whole = whole * (FAR / length)
     integers = np.rint(whole).astype(np.int64).view(np.uint64)
     return mask.tobytes(), (integers - mask).tobytes()
 

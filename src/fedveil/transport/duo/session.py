@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import msgpack
@@ -16,12 +16,12 @@ import msgpack
 from fedveil.core.errors import Aborted
 from fedveil.transport.duo.apart import Apart, start
 from fedveil.transport.duo.client import Sealer, combine, decrypt
-from fedveil.transport.duo.dealer import Dealer, Keys, Mends, ServerKeys
+from fedveil.transport.duo.given import Given, taken
 from fedveil.transport.duo.link import Framed, InProcess, pair
 from fedveil.transport.duo.seen import Row, table
-from fedveil.transport.duo.server import KEYS
 from fedveil.transport.duo.serving import (
     END,
+    KEYS,
     REFERENCE_SHARE,
     ROUND,
     RULE,
@@ -53,35 +53,29 @@ class Outcome:
 
 
 class Session:
-    """Keys, and two servers that hold them; a round that fails ends it."""
+    """Two servers at work; a round that fails ends it. ``rounds`` were carried out with the same keys before."""
 
-    def __init__(
-        self,
-        keys: Keys,
-        mends: Mends | None = None,
-        *,
-        processes: bool = False,
-        patience: float = 120.0,
-        rounds: int = 0,
-    ) -> None:
-        self.keys, self.plan = keys, keys.clients.plan
-        self.rounds, self._processes, self._patience = rounds, processes, patience
-        self.sealer = Sealer(self.plan, keys.clients.public)
+    def __init__(self, given: Given, *, processes: bool = False, patience: float = 120.0, rounds: int = 0) -> None:
+        self.given, self.plan, self.rounds = given, given.clients.plan, rounds
+        self.sealer = Sealer(self.plan, given.clients.public)
+        self._settings: tuple[bool, float] = (processes, patience)
         self._apart: Apart | None = None
         self._ends: list[InProcess] = []
-        self._mends = mends = Dealer(keys.s1.seed, keys.s2.seed).mend if mends is None else mends
         if processes:
             self._apart = start(patience)
             self.orders: tuple[Framed, Framed] = self._apart.orders
-            for wire, one in zip(self._apart.orders, (keys.s1, keys.s2), strict=True):
-                wire.send(KEYS, packed(one))
+            for wire, message in zip(self._apart.orders, given.servers, strict=True):
+                wire.send(KEYS, message)
             dealing: Framed = self._apart.dealer
         else:
             (s1, to_s1), (s2, to_s2), (first, second), (dealing, asking) = (pair() for _ in range(4))
             self.orders, self._ends = (s1, s2), [s1, s2, dealing]
-            self._thread("S1", to_s1, first, lambda: serve(keys.s1, to_s1, first))
-            self._thread("S2", to_s2, second, lambda: serve(keys.s2, to_s2, second, Asking(asking)))
-        threading.Thread(target=deal_on_request, args=(mends, dealing), daemon=True, name="key centre").start()
+            one, two = (taken(message, lambda: Asking(asking)) for message in given.servers)
+            self._thread("S1", to_s1, first, lambda: serve(*one, to_s1, first))
+            self._thread("S2", to_s2, second, lambda: serve(*two, to_s2, second))
+        if given.mends is not None:
+            centre = (given.mends, dealing)
+            threading.Thread(target=deal_on_request, args=centre, daemon=True, name="key centre").start()
 
     @staticmethod
     def _thread(name: str, orders: InProcess, peer: InProcess, work: Callable[[], None]) -> None:
@@ -100,8 +94,9 @@ class Session:
         return () if self._apart is None else self._apart.processes
 
     def again(self) -> Session:
-        """New servers with the same keys, in place of servers that were lost; no round is numbered like an old one."""
-        return Session(self.keys, self._mends, processes=self._processes, patience=self._patience, rounds=self.rounds)
+        """New servers with the same keys, in place of servers that were lost."""
+        processes, patience = self._settings
+        return Session(self.given, processes=processes, patience=patience, rounds=self.rounds)
 
     def close(self) -> None:
         """Tell both servers that there are no more rounds."""
@@ -123,11 +118,13 @@ class Session:
         *,
         reference: Floats | None = None,
         delivery: str = "shares",
+        number: int = 0,
     ) -> Outcome:
         """Carry a round out; :class:`Aborted` where a server is lost or fails, and then this session is over."""
-        (s1, s2), number = self.orders, self.rounds
-        self.rounds += 1  # whatever comes of it: randomness is used once
-        order = {"number": number, "reads": sorted(reads), "delivery": delivery, "uploads": len(uploads)}
+        s1, s2 = self.orders
+        self.rounds += 1  # whatever comes of it: coefficients were opened
+        order = {"number": number, "attempt": self.given.attempt(number), "reads": sorted(reads)}
+        order |= {"delivery": delivery, "uploads": len(uploads)}
         shares = (b"", b"")
         if reference is not None:
             mask = Stream(seed(), "previous update").words(len(reference))
@@ -146,17 +143,10 @@ class Session:
         s1.send(RULE, rule.encode())
         _, one, rows1 = answered(s1, "result")
         _, two, rows2 = answered(s2, "result")
-        result = decrypt(self.keys.clients, one) if delivery == "switch" else combine(one, two)
+        result = decrypt(self.given.clients, one) if delivery == "switch" else combine(one, two)
         parties: dict[str, list[Row]] = {"S1": rows1, "S2": rows2}
         parties["clients"] = [{"what": "result of the round", "how": "told", "bytes": len(one) + len(two)}]
         parties["key centre"] = [{"what": "sizes of what the servers compute", "how": "told"}]
         said = ((row, other) for rows, other in ((rows1, "S2"), (rows2, "S1")) for row in rows)
         between = sum(row.get("bytes", 0) for row, other in said if row["what"].endswith(f"from {other}"))
         return Outcome(result, seats, refused, table(parties), between)
-
-
-def packed(keys: ServerKeys) -> bytes:
-    """A server's keys as one message."""
-    _, *rest = astuple(keys)
-    out: bytes = msgpack.packb([keys.plan.to_json(), *rest])
-    return out

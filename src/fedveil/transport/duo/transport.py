@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -16,7 +17,8 @@ from fedveil.core.errors import Aborted, Refused, one_of, positive
 from fedveil.core.parts import MOVE, Aggregator, Delivery, Opened, View
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
-from fedveil.transport.duo.dealer import deal
+from fedveil.transport.duo.dealer import deal, read_client
+from fedveil.transport.duo.given import CLIENTS, Given
 from fedveil.transport.duo.lattice import ring
 from fedveil.transport.duo.parameters import MOST, OPENED, VECTORS, Plan
 from fedveil.transport.duo.rules import RULES
@@ -124,6 +126,11 @@ class Duo:
         if not 2 <= cohort <= MOST:
             raise Refused(f"cohort: {cohort} uploads cannot be aggregated by two servers; give 2 to {MOST}")
         self.longest(1, cohort)
+        if self.keys is not None and (room := read_client(Path(self.keys) / CLIENTS).plan.clients) < cohort:
+            raise Refused(
+                f"transport.keys: {self.keys} is for {room} clients, and {cohort} take part in a round; make new keys"
+            )
+        dealt = ", in this process" if self.keys is None else f" into {self.keys}, and must have left"
         where = "each in a process of its own" if self.processes else "as threads of it"
         return [
             "Two servers: uploads are encrypted (CKKS, 128-bit security), S1 and S2 hold shares of them, and open to "
@@ -131,7 +138,7 @@ class Duo:
             "upload, a distance, a rank or which client was chosen, while both follow the protocol and do not work "
             "together; a server that deviates is not caught. Opened numbers are made of uploads as they left the "
             "clients: the clients' own noise covers them, where there is any, and nothing else does. The key centre "
-            f"knows all that it dealt: in this simulation it dealt inside this process, and S1 and S2 ran {where}."
+            f"knows all that it dealt{dealt}; in this simulation S1 and S2 ran {where}."
         ]
 
     def carry(self, uploads: Mapping[str, Signal], weights: Tensor, ctx: Context) -> Delivery:
@@ -170,7 +177,7 @@ class Duo:
                 )
             return rule_name(chosen)
 
-        outcome, lost = self._tried(key, frames, reads, rule, reference)
+        outcome, lost = self._tried(key, frames, reads, rule, reference, ctx.round)
         excluded |= {seats[seat]: why for seat, why in outcome.refused.items()}
         if excluded:
             told = [{"client": ctx.clients[row], "why": why} for row, why in sorted(excluded.items())]
@@ -197,13 +204,15 @@ class Duo:
         reads: frozenset[str],
         rule: Callable[[dict[str, float], int], str],
         reference: Floats | None,
+        number: int,
     ) -> tuple[Outcome, int]:
         """The round, begun again where a server was lost, and how often one was."""
         lost = 0
         while True:
             session = _session(*key)
             try:
-                return session.round(frames, reads, rule, reference=reference, delivery=self.delivery), lost
+                done = session.round(frames, reads, rule, reference=reference, delivery=self.delivery, number=number)
+                return done, lost
             except BaseException as why:
                 _replace(key, session)
                 if not isinstance(why, Lost):
@@ -249,14 +258,39 @@ def _session(duo: Duo, plan: Plan, entropy: bool) -> Session:
     """The servers of this plan: those that are at work, or new ones with new keys."""
     with _lock:
         key = (duo, plan, entropy)
-        if key in _sessions and _sessions[key].rounds >= plan.rounds:
+        if key in _sessions and _sessions[key].rounds >= _sessions[key].plan.rounds:
+            if duo.keys is not None:
+                raise Refused(
+                    f"transport.keys: {duo.keys} is for {plan.rounds} rounds, and they are over; make new keys"
+                )
             _sessions.pop(key).close()
         if key not in _sessions:
             while len(_sessions) >= SESSIONS:
                 _sessions.pop(next(iter(_sessions))).close()
-            keys = deal(plan, entropy=entropy)
-            _sessions[key] = Session(keys, processes=duo.processes, patience=duo.patience)
+            given = Given.fresh(deal(plan, entropy=entropy)) if duo.keys is None else _kept(duo.keys, plan)
+            _sessions[key] = Session(given, processes=duo.processes, patience=duo.patience)
         return _sessions[key]
+
+
+def _kept(folder: str, plan: Plan) -> Given:
+    """Keys from a folder, which must be for what this run needs."""
+    given = Given.kept(Path(folder))
+    theirs = given.clients.plan
+    if theirs.length != plan.length:
+        raise Refused(
+            f"transport.keys: {folder} is for {theirs.length:,} parameters, and the model has {plan.length:,}"
+        )
+    if plan.byzantine and theirs.byzantine != plan.byzantine:
+        raise Refused(
+            f"transport.keys: {folder} is for declared_f={theirs.byzantine}, and this run has {plan.byzantine}; make "
+            "new keys, or change declared_f"
+        )
+    if theirs.bound < plan.bound * (1 - 1e-9):
+        raise Refused(
+            f"transport.keys: {folder} is for uploads of norms up to {theirs.bound:g}, and honest ones reach "
+            f"{plan.bound:g} here; make new keys with `--bound {plan.bound:.6g}`"
+        )
+    return given
 
 
 def _replace(key: Key, session: Session) -> None:
