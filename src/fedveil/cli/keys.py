@@ -9,7 +9,9 @@ import typer
 
 from fedveil.core.errors import Refused, one_of
 
-app = typer.Typer(no_args_is_help=True, help="The key centre of `transport=he` and of `method=apa_fl` (masks need none).")
+app = typer.Typer(
+    no_args_is_help=True, help="The key centre of `transport=he` and of `method=apa_fl` (masks need none)."
+)
 
 
 @app.callback()
