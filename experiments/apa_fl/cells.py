@@ -71,7 +71,7 @@ class Cell:
             events = [orjson.loads(line) for line in (place / "events.jsonl").read_bytes().splitlines()]
         except (OSError, orjson.JSONDecodeError):
             return None
-        return {"summary": summary, "events": events}
+        return {"summary": summary, "events": events, "folder": place}
 
     def run(self, root: Path) -> None:
         """Run it, or go on with it."""

@@ -64,6 +64,12 @@ def test_the_published_ladder_runs_on_opened_entropy(tmp_path):
     )
     seen = {row["what"] for row in ours.history[0]["leakage"] if (row["party"], row["how"]) == ("S1", "opened")}
     assert {text[:2] for text in seen} == {"S,", "H,", "wh"}
+    hidden = fedveil.run(
+        *ladder, "sigma=0", "transport.norm_bound=50", "transport.hide_s=true", method="apa_fl", data=data(),
+        out=tmp_path / "c", **dict(TOY, rounds=1),
+    )  # fmt: skip
+    assert told(hidden, "rule") == told(ours, "rule")[:1]
+    assert not any(row["what"].startswith("S,") for row in hidden.history[0]["leakage"])
 
 
 def test_the_statement_names_both_servers_and_the_public(tmp_path):

@@ -215,4 +215,5 @@ def _share_of_entropy(x: Tensor) -> float:
 
 
 def _opened_share(opened: Opened, clients: int) -> float:
-    return 1.0 if clients < 2 or not opened["S"] > 0 else opened["H"] / math.log(clients)
+    """S may be hidden; without it a round in which nothing is spread cannot be told from one upload that is."""
+    return 1.0 if clients < 2 or not opened.get("S", 1.0) > 0 else opened["H"] / math.log(clients)

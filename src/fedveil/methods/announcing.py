@@ -107,7 +107,7 @@ def entropy(opened: Opened, clients: int) -> float:
     """
     most = math.log(max(clients, 1))
     if "H" in opened:
-        return min(max(opened["H"], 0.0), most) if opened["S"] > 0 else most
+        return min(max(opened["H"], 0.0), most) if opened.get("S", 1.0) > 0 else most
     spread = opened["E"] - opened["M"] / max(clients, 1)
     if not (spread > 0 and opened["Q"] > 0):
         return most

@@ -45,6 +45,8 @@ class Duo:
     norm_bound
         the longest upload that counts, a longer one counts as zeros; None: R = clip + s(√d + √(2 ln(nT/β))) with s
         the deviation of the clients' noise (SPEC 7.4), T ``rounds`` and β ``beta``.
+    hide_s
+        whether S stays on shares where H is opened, instead of being opened with it.
     retries, patience
         how often a round is begun again after a server was lost, and after how many silent seconds it counts as lost.
     clip, noise_std
@@ -57,6 +59,7 @@ class Duo:
     norm_bound: float | None = None
     rounds: int = 10_000
     beta: float = 1e-6
+    hide_s: bool = False
     retries: int = 1
     patience: float = 120.0
     clip: float | None = None
@@ -161,7 +164,7 @@ class Duo:
                 f"transport: two servers carry one vector of each client, and this model sends {others} as well; "
                 "set batch_norm=group_norm"
             )
-        signal = uploads[MOVE]
+        signal, reads = uploads[MOVE], reads - {"S"} if self.hide_s else reads
         key = (self, self.plan(signal.rows, signal.dim, rules), bool(reads & SOURCE))
         frames, seats, excluded = sealed(_session(*key), signal.value.detach().double().cpu().numpy())
         if len(seats) < 2:
