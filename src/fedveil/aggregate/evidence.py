@@ -15,10 +15,13 @@ from torch import Tensor
 
 from fedveil.aggregate.columns import SMALL, matrix, spans
 from fedveil.aggregate.distances import squared_distances
+from fedveil.core.parts import Opened
 from fedveil.core.team import share_out
 
 GRID = 1e-12
 """A spread S below this share of E is rounding: the uploads agree."""
+OPENED_GRID = 1e-7
+"""The same share where the sums were opened by servers that compute on ciphertexts."""
 WIDE = 4096
 """Columns that are summed in float64 at a time."""
 
@@ -33,6 +36,7 @@ class Sums:
     quartic: float
     along: float
     reference: float
+    grid: float = GRID
 
     @property
     def spread(self) -> float:
@@ -42,7 +46,7 @@ class Sums:
     @property
     def agree(self) -> bool:
         """Whether the uploads are the same as far as numbers of this kind can tell: calm, whatever else."""
-        return self.spread <= GRID * self.energy or self.quartic == 0
+        return self.spread <= self.grid * self.energy or self.quartic == 0
 
     @property
     def concentration(self) -> float:
@@ -84,6 +88,12 @@ def sums(x: Tensor, previous: Tensor | None = None) -> tuple[Sums, Tensor]:
     deviations = (norms - 2 / n * inner + common / n**2).clamp_min(0.0)
     quartic = float(deviations.square().sum())
     return Sums(n, float(norms.sum()), common, quartic, along, math.sqrt(square)), deviations
+
+
+def from_opened(opened: Opened, clients: int) -> Sums:
+    """The sums E, M, Q, A and R = ‖r‖² as servers opened them (A and R are 0 without a previous update)."""
+    e, m, q, a = (opened[name] for name in "EMQA")
+    return Sums(clients, e, m, q, a, math.sqrt(max(opened["R"], 0.0)), OPENED_GRID)
 
 
 def entropy(deviations: Tensor) -> float:

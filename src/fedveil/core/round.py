@@ -10,7 +10,19 @@ from torch import Tensor
 
 from fedveil.core.errors import Aborted, Refused
 from fedveil.core.intake import Instead, faults
-from fedveil.core.parts import MOVE, Aggregator, Controller, Delivery, Moves, Randomised, State, Uploads
+from fedveil.core.parts import (
+    ANNOUNCED,
+    MOVE,
+    Aggregator,
+    Calculating,
+    Controller,
+    Delivery,
+    Moves,
+    Opened,
+    Randomised,
+    State,
+    Uploads,
+)
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 
@@ -137,10 +149,14 @@ def arrive(
         uploads = {name: replace(s, value=s.value.new_zeros(1, s.dim)) for name, s in uploads.items()}
         shares = replace(shares, weights=shares.weights.new_full((1,), shares.fixed_weight))
         ctx = ctx.at_server()
-    delivery = method.transport.carry(uploads, shares.weights, ctx)
+    learned = State()
+    if isinstance(method.transport, Calculating):
+        delivery, learned = _calculated(method, method.transport, uploads, shares, server, ctx)
+    else:
+        delivery = method.transport.carry(uploads, shares.weights, ctx)
     if not came:
         delivery = replace(delivery, bytes_up=0)
-    arrival = land(method, uploads, delivery, shares, server, ctx)
+    arrival = land(method, uploads, delivery, shares, server, ctx, learned)
     if kept is None:
         return arrival
     if not came:
@@ -148,13 +164,23 @@ def arrive(
     return replace(arrival, arrived=kept if arrival.arrived is None else kept[arrival.arrived])
 
 
-def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, server: State, ctx: Context) -> Arrival:
+def land(
+    method: Method,
+    uploads: Uploads,
+    delivery: Delivery,
+    shares: Shares,
+    server: State,
+    ctx: Context,
+    learned: State | None = None,
+) -> Arrival:
     """The server's half: derive, ``on_upload``, aggregate, ``on_mean``, absorb; it reads only facts of ``uploads``.
+
+    ``learned`` is what a controller remembers where the rule was carried out on the way.
 
     ``on_upload`` is post-processing of each upload: it acts here where the server derives other channels from the
     upload as it was sent, and otherwise before the upload leaves.
     """
-    arrived, kept, learned = delivery.arrived, 1.0, State()
+    arrived, kept, learned = delivery.arrived, 1.0, learned or State()
     if delivery.weight is not None and not method.fixed_divisor:
         kept = delivery.weight
     if arrived is not None:
@@ -175,6 +201,8 @@ def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, s
         mean = {name: rule(signal, shares.weights) for name, signal in rows.items()}
     else:
         mean = {name: uploads[name].mean(shares.weights, value / kept) for name, value in delivery.uploads.items()}
+        if isinstance(method.transport, Calculating) and not method.aggregate.weighted:
+            mean = {name: _unlike_a_mean(signal) for name, signal in mean.items()}
     ctx = ctx.at_server()
     mean[MOVE] = method.on_mean(mean[MOVE], ctx)
     if ctx.releases and not method.allow_leak:
@@ -202,9 +230,43 @@ def _rule(method: Method, moves: Signal, server: State, ctx: Context) -> tuple[A
                 f"{method.name}: the aggregator chooses its rule by looking at uploads before any noise, which noise "
                 "at the server does not cover; let the clients add the noise, or use one rule for all rounds"
             )
-        known = {n.removeprefix(LEARNED): v for n, v in server.items() if n.startswith(LEARNED)}
-        chosen, found = rule.choose(known or rule.init(), moves, ctx)
-        return chosen, {LEARNED + name: value for name, value in found.items()}
+        chosen, found = rule.choose(_known(rule, server), moves, ctx)
+        return chosen, _kept(found)
     if isinstance(rule, Randomised) and ctx.server is not None:
         rule = rule.drawn(ctx.server)
     return rule, {}
+
+
+def _calculated(
+    method: Method, transport: Calculating, uploads: Uploads, shares: Shares, server: State, ctx: Context
+) -> tuple[Delivery, State]:
+    """A journey on which the servers carry out the rule, chosen from what they open; and what to remember of that."""
+    rule, learned = method.aggregate, State()
+    reads = rule.reads if isinstance(rule, Controller) else frozenset[str]()
+
+    def decide(opened: Opened, clients: int) -> Aggregator:
+        nonlocal learned
+        if not isinstance(rule, Controller):
+            return rule
+        chosen, learned = rule.choose_by(_known(rule, server), opened, clients, ctx)
+        return chosen
+
+    rules = rule.rules if isinstance(rule, Controller) else (rule,)
+    delivery = transport.calculate(uploads, shares.weights, ctx, reads, rules, decide)
+    return delivery, _kept(learned)
+
+
+def _known(rule: Controller, server: State) -> State:
+    """What a controller remembers."""
+    return {n.removeprefix(LEARNED): v for n, v in server.items() if n.startswith(LEARNED)} or rule.init()
+
+
+def _kept(found: State) -> State:
+    """What a controller remembers, under the names of the server's state."""
+    return {name if name.startswith(ANNOUNCED) else LEARNED + name: value for name, value in found.items()}
+
+
+def _unlike_a_mean(signal: Signal) -> Signal:
+    """A result of which it is not known which rule made it: facts that no rule keeps are dropped."""
+    silent = signal.noise_var is not None and not bool(torch.as_tensor(signal.noise_var).any())
+    return replace(signal, bound=None, unit=None, noise_var=0.0 if silent else None)

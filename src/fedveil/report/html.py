@@ -16,6 +16,7 @@ from fedveil.core.errors import Refused
 from fedveil.report.client_plots import CLIENTS
 from fedveil.report.defence import defence
 from fedveil.report.drawing import Plot, thin
+from fedveil.report.leakage import leakage
 from fedveil.report.plots import draw
 from fedveil.report.read import Run, items, number, read_run
 from fedveil.report.shell import document, figures, save, sections
@@ -193,6 +194,6 @@ def reproduce(run: Run, plots: list[Plot]) -> str:
 
 
 SECTIONS: tuple[Callable[[Run, list[Plot]], str], ...] = (
-    *(privacy, learning, defence, clients, cost),
+    *(privacy, leakage, learning, defence, clients, cost),
     *(rounds, data, settings, reproduce),
 )

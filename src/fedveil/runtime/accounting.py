@@ -15,7 +15,7 @@ import torch
 
 from fedveil.aggregate.mean import Mean
 from fedveil.core.errors import Refused
-from fedveil.core.parts import Transport
+from fedveil.core.parts import Calculating, Transport
 from fedveil.core.scale import Scale
 from fedveil.core.stage import Release
 from fedveil.core.streams import stream
@@ -195,7 +195,10 @@ def state(
         return Statement.void(LEAK, notes)
     summed = "each" not in method.transport.reveals
     averages = averaging(planner.training, missed=missed)
-    statement = Statement.of(accounts, entries, notes, rng=privacy.rng, averaging=averages, summed=summed)
+    servers = method.transport.observers if isinstance(method.transport, Calculating) else ()
+    statement = Statement.of(
+        accounts, entries, notes, rng=privacy.rng, averaging=averages, summed=summed, servers=servers
+    )
     told = shuffled(method.transport, planner.training.attackers)
     return weightwise(statement, entries, privacy.delta, told)
 

@@ -17,7 +17,7 @@ from fedveil.core.errors import Aborted, Refused
 from fedveil.core.files import write_bytes
 from fedveil.core.intake import Instead
 from fedveil.core.method import Method
-from fedveil.core.parts import Moves, State, Uploads
+from fedveil.core.parts import ANNOUNCED, Moves, State, Uploads
 from fedveil.core.round import LEARNED, PREVIOUS, arrive, depart, nobody
 from fedveil.core.stage import Context
 from fedveil.core.streams import stream
@@ -164,6 +164,7 @@ def _round(
             server=books.server_noise(number),
             batches=books.streams("batches", number, cohort),
             previous=server[PREVIOUS][None, :] if PREVIOUS in server else None,
+            announced={n.removeprefix(ANNOUNCED): float(v) for n, v in server.items() if n.startswith(ANNOUNCED)},
             lenient=training.attackers is not None,
             chance=stream(settings.seed, "chance", number),
             weights=server["w"],
