@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ class Run:
     clients: dict[str, Any]
     statement: dict[str, Any]
     summary: dict[str, Any]
+    leakage: tuple[Any, ...]
     damaged: tuple[str, ...]
 
     def client(self, index: int) -> str:
@@ -51,7 +54,20 @@ def read_run(folder: Path) -> Run:
     damaged: list[str] = []
     optional = {name: _mapping(folder / f"{name}.json", damaged) for name in ("clients", "statement", "summary")}
     settings = {str(key): value for key, value in config.items()}
-    return Run(folder, settings, config_text, _events(folder), damaged=tuple(damaged), **optional)
+    leakage = _leakage(folder / "leakage.json", optional["summary"], damaged)
+    return Run(folder, settings, config_text, _events(folder), leakage=leakage, damaged=tuple(damaged), **optional)
+
+
+def _leakage(path: Path, summary: dict[str, Any], damaged: list[str]) -> tuple[Any, ...]:
+    """Rows of party, sees, values: a file of its own (a list, or one under "rows"), or a part of the summary."""
+    found: Any = summary.get("leakage")
+    if path.exists():
+        try:
+            found = json.loads(path.read_bytes())
+        except (OSError, ValueError):
+            damaged.append(path.name)
+    rows = found.get("rows") if isinstance(found, dict) else found
+    return tuple(rows) if isinstance(rows, list) else ()
 
 
 def _no_run(folder: Path, why: str) -> Refused:
@@ -82,6 +98,24 @@ def _mapping(path: Path, damaged: list[str]) -> dict[str, Any]:
     except (OSError, ValueError, TypeError):
         damaged.append(path.name)
         return {}
+
+
+def name(settings: Mapping[str, Any], key: str) -> Any:
+    """A setting, or its name where it is a group of settings: as the command line writes it.
+
+    >>> name({"aggregate": {"build": "fedveil.aggregate.controllers:CenteredClipping"}}, "aggregate")
+    'centered_clipping'
+    """
+    value = settings.get(key)
+    if not isinstance(value, dict):
+        return value
+    built = str(value.get("build") or "").rpartition(":")[2]
+    return value.get("name") or value.get("source") or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", built).lower()
+
+
+def dataset(run: Run) -> Any:
+    """What the run was trained on."""
+    return run.summary.get("data") or name(run.config, "data") or "unnamed data"
 
 
 def number(value: Any, *path: str) -> float | None:
