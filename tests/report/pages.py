@@ -4,7 +4,7 @@ import json
 from html.parser import HTMLParser
 from typing import Any
 
-VOID = {"meta", "link", "br"}
+VOID = {"meta", "link", "br", "input"}
 
 
 class Page(HTMLParser):

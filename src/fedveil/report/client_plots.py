@@ -137,7 +137,7 @@ def _heat(counts: list[list[int]], names: list[str], words: str) -> Plot:
 
 
 def every_client(run: Run) -> str:
-    """One row per client: what it holds, how well it is served, how often it took part; nothing for a large population."""
+    """What each client holds, how well it is served, how often it took part; nothing for a large population."""
     held, accuracy, counts = (items(run.clients, key) for key in ("sizes", "accuracy", "label_counts"))
     if not 0 < len(held) <= CLIENTS:
         return ""

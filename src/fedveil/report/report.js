@@ -31,7 +31,7 @@
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
     JSON.parse(source.textContent).forEach((figure, i) => {
-      const place = document.getElementById(`plot-${i + 1}`);
+      const place = document.getElementById(figure.place || `plot-${i + 1}`);
       if (!place) return;
       const own = figure.layout;
       const layout = {

@@ -110,11 +110,11 @@ def figures(section: str, plots: Sequence[Plot]) -> str:
 def figure_of(number: int, plot: Plot) -> str:
     """The place of a plot, with its title and caption; a screen reader hears both instead of the drawing."""
     name = f"plot-{number}"
+    heard = f'role="img" aria-labelledby="{name}-title" aria-describedby="{name}-words"'
     return (
         f'<figure aria-labelledby="{name}-title"><figcaption><h3 id="{name}-title">{plot.title}</h3>'
         f'<p id="{name}-words">{escape(plot.caption)}</p></figcaption>'
-        f'<div class="plot" id="{name}" role="img" aria-labelledby="{name}-title" aria-describedby="{name}-words"></div>'
-        "</figure>"
+        f'<div class="plot" id="{name}" {heard}></div></figure>'
     )
 
 
