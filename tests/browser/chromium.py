@@ -1,5 +1,6 @@
 """A headless Chromium that the tests steer over its DevTools protocol."""
 
+import base64
 import itertools
 import json
 import os
@@ -7,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from websockets.sync.client import connect
@@ -29,6 +31,7 @@ class Chromium:
     """One browser; every page is a tab of its own."""
 
     def __init__(self, program: str) -> None:
+        self.open_things = ExitStack()
         self.home = tempfile.mkdtemp(prefix="fedveil-browser-")
         root = ["--no-sandbox"] if os.geteuid() == 0 else []
         command = [program, *FLAGS, *root, f"--user-data-dir={self.home}", "about:blank"]
@@ -43,7 +46,8 @@ class Chromium:
                 raise RuntimeError(f"{program} did not start: {said}")
             time.sleep(0.02)
         number, path = port.read_text().split("\n")[:2]
-        self.socket = connect(f"ws://127.0.0.1:{number}{path}", max_size=None, compression=None)
+        made = connect(f"ws://127.0.0.1:{number}{path}", max_size=None, compression=None)
+        self.socket = self.open_things.enter_context(made)
         self.numbers = itertools.count(1)
         self.pages: dict[str, Page] = {}
 
@@ -83,14 +87,13 @@ class Chromium:
     def close(self) -> None:
         """End the browser and everything it started."""
         if hasattr(self, "socket"):
-            try:
+            with suppress(Exception):  # it may be gone already
                 self.socket.send(json.dumps({"id": 0, "method": "Browser.close", "params": {}}))
                 self.process.wait(5)
-            except Exception:
-                pass
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
+        self.open_things.close()
         self.log.close()
         shutil.rmtree(self.home, ignore_errors=True)
 
@@ -135,7 +138,7 @@ class Page:
     def until(self, script: str, seconds: float = 15.0):
         """Wait until an expression is true."""
         end = time.monotonic() + seconds
-        while not (value := self.run(script)):
+        while (value := self.run(script)) in (None, False, 0, ""):  # an element comes as {}, which is something
             assert time.monotonic() < end, f"never true: {script}"
             time.sleep(0.05)
         return value
@@ -150,8 +153,6 @@ class Page:
 
     def picture(self, path: Path, *, whole: bool = False) -> None:
         """A screenshot."""
-        import base64
-
         data = self.send("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"]
         path.write_bytes(base64.b64decode(data))
 

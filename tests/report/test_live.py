@@ -59,7 +59,7 @@ def site(tmp_path_factory):
     (root / "matrix").mkdir()
     (root / "matrix" / "matrix.json").write_text("{}")
     with serving(root) as port:
-        yield port, root, set(broken) - {"folder"}
+        yield port, root, set(broken) - {"deep"}
 
 
 def test_the_list_shows_every_run_and_marks_the_damaged(site):
@@ -106,6 +106,7 @@ def test_a_damaged_run_says_what_is_wrong_and_the_next_request_works(site):
         assert (status == 200 and "damaged" in text) or "no plain file" in text or "no config.yaml" in text, name
         assert SECRET not in text
         assert json.loads(ask(port, f"/state/{name}")[2])["text"] == "damaged"
+    assert "left out here: summary.json" in ask(port, "/runs/deep")[2]
     assert "cannot be read" in ask(port, "/matrix/matrix")[2]
     assert ask(port, "/runs/good")[0] == 200
 

@@ -100,16 +100,7 @@
     document.dispatchEvent(new Event("fedveil:figures"));
   };
 
-  const cell = (value) => {
-    if (value === null || value === undefined) return "";
-    if (typeof value === "boolean") return value ? "1" : "0";
-    const text = typeof value === "string" && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value);
-    return /[",\n\r]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
-  };
-  const csv = () => {
-    const all = [told.columns, ...visible().map((row) => told.columns.map((c) => (c === "front" && row.promise === null ? null : row[c])))];
-    return all.map((values) => values.map(cell).join(",")).join("\n") + "\n";
-  };
+  const csv = () => [told.head, ...visible().map((row) => row.line)].join("");
 
   document.getElementById("csv").addEventListener("click", () => {
     const link = document.createElement("a");

@@ -66,11 +66,10 @@ def comparison(runs: Mapping[str, Run], *, notice: str = "", linked: bool = Fals
     points = max(20, min(400, POINTS // max(1, len(runs))))
     told = {
         "rows": [
-            {**r.to_json(), "front": _on_front(r, rows), "course": course(run, points)}
+            {**r.to_json(), "line": csv_line(r, rows), "course": course(run, points)}
             for r, run in zip(rows, runs.values(), strict=True)
         ],
-        "columns": COLUMNS,
-        "promise": usual(rows),
+        "head": _line(COLUMNS),
     }
     parts = {"filter": _filter(rows), "results": _plots(rows), "runs": _table(rows), "attacks": _matrix(rows, runs)}
     parts = {name: part for name, part in parts.items() if part}
@@ -188,17 +187,24 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def as_csv(rows: Sequence[Row]) -> str:
-    """One line per run; a text that a spreadsheet would take for a formula is marked as a text."""
+    """One line per run, under the names of the columns."""
+    return "".join([_line(COLUMNS), *(csv_line(r, rows) for r in rows)])
+
+
+def csv_line(mine: Row, rows: Sequence[Row]) -> str:
+    """The line of a run; ``front`` says whether it is on the Pareto front of its promise and data."""
+    front = None if mine.promise is None else int(_on_front(mine, rows))
+    return _line([_cell({**mine.to_json(), "front": front}[column]) for column in COLUMNS])
+
+
+def _line(values: Sequence[Any]) -> str:
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for r in rows:
-        values = {**r.to_json(), "front": int(_on_front(r, rows)) if r.promise is not None else None}
-        writer.writerow([_cell(values[column]) for column in COLUMNS])
+    csv.writer(out, lineterminator="\n").writerow(values)
     return out.getvalue()
 
 
 def _cell(value: Any) -> Any:
+    """A value for a spreadsheet, which must not take a text for a formula."""
     if isinstance(value, float):
         return f"{value:.10g}"
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value

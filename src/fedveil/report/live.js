@@ -59,7 +59,9 @@
   };
   const find = (steps, root) => steps.reduce((e, i) => e?.children[i], root);
 
+  let next = null; // the next look; null while one is under way
   const look = async () => {
+    next = null;
     let wait = 1000;
     try {
       const state = await (await fetch(line().dataset.follow)).json();
@@ -69,12 +71,17 @@
       }
       seen = state.version;
       if (line().textContent !== state.text) line().textContent = state.text;
-      if (!state.running) wait = 3000;
+      if (!state.running) wait = 2000;
     } catch {
       line().textContent = "The server does not answer; trying again.";
       wait = 3000;
     }
-    setTimeout(look, document.hidden ? 5000 : wait);
+    next = setTimeout(look, document.hidden ? 5000 : wait);
   };
+  document.addEventListener("visibilitychange", () => {
+    if (document.hidden || next === null) return;
+    clearTimeout(next);
+    look();
+  });
   look();
 })();

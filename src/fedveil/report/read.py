@@ -64,7 +64,7 @@ def _leakage(path: Path, summary: dict[str, Any], damaged: list[str]) -> tuple[A
     if path.exists():
         try:
             found = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             damaged.append(path.name)
     rows = found.get("rows") if isinstance(found, dict) else found
     return tuple(rows) if isinstance(rows, list) else ()
@@ -84,7 +84,7 @@ def _events(folder: Path) -> tuple[dict[str, Any], ...]:
         try:
             event = json.loads(line)
             rounds[int(event["round"])] = event
-        except (ValueError, TypeError, KeyError, OverflowError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             if place < len(lines):  # only the last line can be torn by a crash
                 raise _no_run(folder, f"line {place} of events.jsonl is damaged") from None
     return tuple(rounds[r] for r in sorted(rounds))
@@ -95,7 +95,7 @@ def _mapping(path: Path, damaged: list[str]) -> dict[str, Any]:
         return {}
     try:
         return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         damaged.append(path.name)
         return {}
 

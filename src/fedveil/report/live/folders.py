@@ -121,7 +121,7 @@ class Folders:
         except Refused:
             raise
         except Exception as problem:  # a file edited into something no reader foresaw must not hide the other runs
-            raise Refused(f"cannot be read ({type(problem).__name__})") from None
+            raise Refused(f"cannot be read ({type(problem).__name__}); the run folder is damaged") from None
 
     def find(self, name: str) -> Found:
         """What the list says of a run; whatever is wrong with one folder stays with that folder."""
