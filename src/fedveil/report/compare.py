@@ -93,9 +93,9 @@ def comparison(runs: Mapping[str, Run], *, notice: str = "", linked: bool = Fals
 
 
 def usual(rows: Sequence[Row]) -> str | None:
-    """The promise that most runs make; of those that equally many make, a proved one, then the first by name."""
-    often = Counter(promise for r in rows for promise in r.promises)
-    return min(often, key=lambda p: (-often[p], "proved" not in p, p), default=None)
+    """The promise that most runs are listed with; where none is, the one that most make, and the first by name."""
+    often = Counter(r.promise for r in rows if r.promise) or Counter(p for r in rows for p in r.promises)
+    return min(often, key=lambda p: (-often[p], p), default=None)
 
 
 def _on_front(mine: Row, rows: Sequence[Row]) -> bool:
@@ -175,7 +175,7 @@ def _table(rows: Sequence[Row]) -> str:
             *(figure(r.seed, 15) for _ in seeds),
             percent(r.accuracy),
             percent(r.worst10),
-            promise_of(r) + (' <span class="badge proved">Pareto</span>' if _on_front(r, rows) else ""),
+            promise_of(r, front=_on_front(r, rows)),
             f"{r.rounds:,.0f}",
             size(r.bytes),
             duration(r.seconds),

@@ -89,11 +89,12 @@ def promised(run: Run) -> dict[str, float]:
     return found
 
 
-def promise_of(mine: Row) -> str:
-    """ε of the headline and what it is about, as HTML."""
+def promise_of(mine: Row, *, front: bool = False) -> str:
+    """ε of the headline and what it is about, as HTML; a run on the Pareto front is marked."""
     if mine.epsilon is None:
         return "–"
-    return f'{figure(mine.epsilon)}<br><span class="muted">{words(mine.promise)}</span>'
+    mark = ' <span class="badge proved">Pareto</span>' if front else ""
+    return f'{figure(mine.epsilon)}{mark}<br><span class="muted about">{words(mine.promise)}</span>'
 
 
 def _headline(run: Run, promises: dict[str, float]) -> tuple[str, float] | None:

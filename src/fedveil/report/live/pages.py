@@ -14,7 +14,7 @@ from fedveil.report.shell import document
 from fedveil.report.words import duration, percent, words
 
 BACK = '<a href="/">All runs</a> · '
-HEADS = ("Run", "Status", "Method", "Data", "Attack", "Rule", "Accuracy", "ε", "Rounds", "Time")
+HEADS = ("Run", "Status", "Method", "Data", "Attack", "Aggregate", "Accuracy", "ε", "Rounds", "Time")
 
 
 def follow(address: str, version: str) -> str:
