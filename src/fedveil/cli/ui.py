@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -28,4 +29,5 @@ def ui(
         if not quiet:
             print(f"live page: {address} (Ctrl-C ends it)", flush=True)
 
-    serve(folder, host, port, remote=remote, opened=opened)
+    with suppress(KeyboardInterrupt):
+        serve(folder, host, port, remote=remote, opened=opened)
