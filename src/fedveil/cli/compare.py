@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -25,6 +26,8 @@ def compare(
 
     writable(out, "--out")
     writable(csv, "--csv")
-    count = write_comparison(folders, out, csv)
+    count, left = write_comparison(folders, out, csv)
+    for text in left:
+        print(f"left out: {text}", file=sys.stderr)
     if not quiet:
         print(f"comparison of {count} runs: {out}")

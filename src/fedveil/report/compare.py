@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from fedveil.core.errors import Refused
+from fedveil.report.live.folders import Folders
 from fedveil.report.matrix import heat
 from fedveil.report.read import Run, number, read_run
 from fedveil.report.rows import Row, course, pareto, promise_of, row
@@ -26,38 +27,43 @@ COLUMNS = (
 )
 
 
-def read_all(folders: Sequence[Path]) -> dict[str, Run]:
-    """The runs of these folders by short names; a folder without a run of its own stands for those inside it."""
-    found: list[Path] = []
+def read_all(folders: Sequence[Path]) -> tuple[dict[str, Run], list[str]]:
+    """The runs of these folders by short names, and what had to be left out.
+
+    A folder that is no run stands for all runs inside it; a damaged run is refused where it was named, and left out
+    where it was found.
+    """
+    found: dict[Path, Run] = {}
+    left: list[str] = []
     for folder in folders:
-        inside = sorted(p.parent for p in folder.glob("*/config.yaml")) if folder.is_dir() else []
-        deeper = sorted(p.parent for p in folder.glob("*/*/config.yaml")) if folder.is_dir() else []
-        if (folder / "config.yaml").exists() or not (inside or deeper):
-            found.append(folder)
-        else:
-            found += inside + deeper
-    found = list({path.resolve(): path for path in found}.values())
-    names = [path.resolve().name for path in found]
-    often = Counter(names)
-    inner = ["/".join(path.resolve().parts[-2:]) for path in found]
-    many = Counter(inner)
-    labels = [
-        name if often[name] == 1 else two if many[two] == 1 else str(path)
-        for name, two, path in zip(names, inner, found, strict=True)
-    ]
-    return {label: read_run(path) for label, path in zip(labels, found, strict=True)}
+        inside = Folders(folder) if folder.is_dir() and not (folder / "config.yaml").exists() else None
+        names = inside.names() if inside is not None else []
+        if inside is None or not names:
+            found[folder.resolve()] = read_run(folder)
+            continue
+        for name in names:
+            try:
+                found[(folder / name).resolve()] = inside.read(name)
+            except Refused as refusal:
+                left.append(f"{folder / name}: {refusal}")
+    one, two = (Counter("/".join(path.parts[-n:]) for path in found) for n in (1, 2))
+    labels = []
+    for path in found:
+        name, longer = path.name, "/".join(path.parts[-2:])
+        labels.append(name if one[name] == 1 else longer if two[longer] == 1 else str(path))
+    return dict(zip(labels, found.values(), strict=True)), left
 
 
-def write_comparison(folders: Sequence[Path], out: Path, table_file: Path | None = None) -> int:
-    """Write the page, and the CSV file where one is wanted; returns how many runs they hold."""
-    runs = read_all(folders)
+def write_comparison(folders: Sequence[Path], out: Path, table_file: Path | None = None) -> tuple[int, list[str]]:
+    """Write the page, and the CSV file where one is wanted; returns how many runs they hold, and what was left out."""
+    runs, left = read_all(folders)
     try:
-        save(out, comparison(runs))
+        save(out, comparison(runs, notice=f"Left out: {'; '.join(left)}" if left else ""))
         if table_file is not None:
             save(table_file, as_csv([row(run, label) for label, run in runs.items()]))
     except OSError as error:
         raise Refused(f"out: cannot write {error.filename or out} ({error.strerror}); give another path") from None
-    return len(runs)
+    return len(runs), left
 
 
 def comparison(runs: Mapping[str, Run], *, notice: str = "", linked: bool = False, above: str = "") -> str:

@@ -121,21 +121,6 @@ def rounds(run: Run, plots: list[Plot]) -> str:
     return fold(title, table((*heads, "Steps", "Up", "Down", "Seconds", *private), rows, "rounds"))
 
 
-def leakage(run: Run, plots: list[Plot]) -> str:
-    """What each party of the protocol gets to see, where the run says it."""
-    rows = [
-        tuple(words(entry.get(key)) for key in ("party", "sees", "values", "note"))
-        for entry in run.leakage
-        if isinstance(entry, dict)
-    ]
-    if not rows:
-        return ""
-    heads = ("Party", "Sees", "Values", "Note")
-    kept = [i for i in range(len(heads)) if i < 2 or any(row[i] != "–" for row in rows)]
-    lead = "<p>What each party of the protocol saw in this run; what stands in no row, nobody saw.</p>"
-    return lead + table([heads[i] for i in kept], [[row[i] for i in kept] for row in rows])
-
-
 def data(run: Run, plots: list[Plot]) -> str:
     """Where the examples come from."""
     facts = run.clients.get("facts")
@@ -170,6 +155,6 @@ def reproduce(run: Run, plots: list[Plot]) -> str:
 
 
 SECTIONS: tuple[Callable[[Run, list[Plot]], str], ...] = (
-    *(privacy, leakage, learning, defence, clients, cost),
+    *(privacy, learning, defence, clients, cost),
     *(rounds, data, settings, reproduce),
 )

@@ -26,7 +26,6 @@ class Run:
     clients: dict[str, Any]
     statement: dict[str, Any]
     summary: dict[str, Any]
-    leakage: tuple[Any, ...]
     damaged: tuple[str, ...]
 
     def client(self, index: int) -> str:
@@ -54,20 +53,7 @@ def read_run(folder: Path) -> Run:
     damaged: list[str] = []
     optional = {name: _mapping(folder / f"{name}.json", damaged) for name in ("clients", "statement", "summary")}
     settings = {str(key): value for key, value in config.items()}
-    leakage = _leakage(folder / "leakage.json", optional["summary"], damaged)
-    return Run(folder, settings, config_text, _events(folder), leakage=leakage, damaged=tuple(damaged), **optional)
-
-
-def _leakage(path: Path, summary: dict[str, Any], damaged: list[str]) -> tuple[Any, ...]:
-    """Rows of party, sees, values: a file of its own (a list, or one under "rows"), or a part of the summary."""
-    found: Any = summary.get("leakage")
-    if path.exists():
-        try:
-            found = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError):
-            damaged.append(path.name)
-    rows = found.get("rows") if isinstance(found, dict) else found
-    return tuple(rows) if isinstance(rows, list) else ()
+    return Run(folder, settings, config_text, _events(folder), damaged=tuple(damaged), **optional)
 
 
 def _no_run(folder: Path, why: str) -> Refused:
