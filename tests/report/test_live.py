@@ -55,6 +55,10 @@ def site(tmp_path_factory):
         harm(build(root / name, rounds=3))
     wrong = build(root / "wrong-types", rounds=3)
     (wrong / "summary.json").write_text(json.dumps({"method": ["x"], "status": {}, "attack": [1], "epsilon": "much"}))
+    strange = build(root / "strange", rounds=3)
+    told = {"method": "\ud800", "data": "<i>", "status": '"><script>alert(1)</script>', "attack": {"name": "<b>"}}
+    (strange / "summary.json").write_text(json.dumps(told))
+    build(root / os.fsdecode(b"\xff\xfe"), rounds=1)
     (wrong / "statement.json").write_text(json.dumps({"rows": [{"epsilon": "x", "observer": {}}], "notes": 3}))
     (root / "matrix").mkdir()
     (root / "matrix" / "matrix.json").write_text("{}")
@@ -71,6 +75,7 @@ def test_the_list_shows_every_run_and_marks_the_damaged(site):
     assert broken <= rows.keys()
     for name, row in rows.items():
         assert ("badge damaged" in row) == (name in broken), (name, row)
+    assert "<script>alert" not in text and "<b>" not in text and "<i>" not in text
     assert SECRET not in text and "outside" not in text and "link<" not in text.replace("-link<", "")
 
 
@@ -93,6 +98,7 @@ def test_the_report_of_a_run_is_made_from_its_files_and_nothing_is_written(site)
         "/compare?run=good&run=sweep/000",
         "/runs/with%20space%20%26%20%3Cb%3E",
         "/runs/wrong-types",
+        "/runs/strange",
     ):
         assert ask(port, where)[0] == 200, where
     assert "2 runs on digits" in Page(ask(port, "/compare?run=good&run=sweep%2F000&run=bad-config")[2]).text

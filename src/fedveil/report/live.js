@@ -64,7 +64,9 @@
     next = null;
     let wait = 1000;
     try {
-      const state = await (await fetch(line().dataset.follow)).json();
+      const answer = await fetch(line().dataset.follow);
+      if (answer.status === 404) throw new Error("This run is gone from the folder.");
+      const state = await answer.json();
       if (state.version !== seen) {
         const text = await (await fetch(location.href)).text();
         take(new DOMParser().parseFromString(text, "text/html"));
@@ -72,8 +74,9 @@
       seen = state.version;
       if (line().textContent !== state.text) line().textContent = state.text;
       if (!state.running) wait = 2000;
-    } catch {
-      line().textContent = "The server does not answer; trying again.";
+    } catch (problem) {
+      const known = problem.message.startsWith("This run");
+      line().textContent = known ? problem.message : "The server does not answer; trying again.";
       wait = 3000;
     }
     next = setTimeout(look, document.hidden ? 5000 : wait);

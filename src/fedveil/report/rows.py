@@ -110,8 +110,11 @@ def _headline(run: Run, promises: dict[str, float]) -> tuple[str, float] | None:
 
 
 def _status(run: Run) -> str:
+    """One of finished, stopped early, interrupted, unfinished."""
     said = str(run.summary.get("status") or ("finished" if run.summary else "unfinished"))
-    return "stopped early" if said.startswith("stopped") else said[:40]
+    return next(
+        (known for known in ("finished", "stopped early", "interrupted") if said.startswith(known)), "unfinished"
+    )
 
 
 def _word(value: Any) -> str:

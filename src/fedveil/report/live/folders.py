@@ -78,7 +78,7 @@ class Folders:
                     return
                 if name and any(mark in files for mark in MARKS):
                     continue
-                folders = (e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
+                folders = (e.name for e in entries if e.is_dir(follow_symlinks=False) and _shown(e.name))
                 below += [f"{name}/{inner}" if name else inner for inner in folders]
             level = below
 
@@ -160,6 +160,11 @@ class Folders:
         except OSError:
             return False
         return any(":" in word and word.rsplit(":", 1)[1] == str(number) for word in held.split())
+
+
+def _shown(name: str) -> bool:
+    """Whether a folder is looked at: it is not hidden, and its name is text that an address can hold."""
+    return not name.startswith(".") and "\\" not in name and name.isprintable()
 
 
 def signature(folder: Path) -> Signature:

@@ -11,7 +11,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -77,7 +77,7 @@ class _Site:
         self.folders = folders
 
     def runs(self, request: Request) -> Response:
-        return HTMLResponse(pages.run_list(self.folders, self.folders.all(), self.folders.matrices()))
+        return _page(pages.run_list(self.folders, self.folders.all(), self.folders.matrices()))
 
     def state(self, request: Request) -> Response:
         found = self.folders.all()
@@ -97,12 +97,12 @@ class _Site:
         name = request.path_params["name"]
         found = self.folders.find(name)
         try:
-            return HTMLResponse(pages.one_run(found, self.folders.read(name)))
+            return _page(pages.one_run(found, self.folders.read(name)))
         except Refused as refusal:
-            return HTMLResponse(pages.trouble(name, str(refusal), follows=found))
+            return _page(pages.trouble(name, str(refusal), follows=found))
         except Exception as problem:  # files edited into something that no reader foresaw
             text = f"This run cannot be shown ({type(problem).__name__}); its files are damaged."
-            return HTMLResponse(pages.trouble(name, text, follows=found))
+            return _page(pages.trouble(name, text, follows=found))
 
     def compare(self, request: Request) -> Response:
         names = request.query_params.getlist("run") or [f.name for f in self.folders.all()]
@@ -112,7 +112,7 @@ class _Site:
                 found[name] = self.folders.read(name)
         left = len(set(names)) - len(found)
         notice = f"{left:,} runs are left out: they are damaged, or more than {COMPARED}." if left else ""
-        return HTMLResponse(comparison(found, notice=notice, linked=True, above=pages.BACK))
+        return _page(comparison(found, notice=notice, linked=True, above=pages.BACK))
 
     def matrix(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -120,9 +120,9 @@ class _Site:
         if path.is_symlink() or not path.is_file():
             raise Outside(name)
         try:
-            return HTMLResponse(matrix_page(orjson.loads(path.read_bytes()), linked=True, above=pages.BACK))
+            return _page(matrix_page(orjson.loads(path.read_bytes()), linked=True, above=pages.BACK))
         except Exception as problem:
-            return HTMLResponse(pages.trouble(name, f"matrix.json cannot be read ({type(problem).__name__})."))
+            return _page(pages.trouble(name, f"matrix.json cannot be read ({type(problem).__name__})."))
 
     def assets(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -133,20 +133,25 @@ class _Site:
         return Response(asset(name), media_type="text/javascript")
 
 
+def _page(text: str, status: int = 200) -> Response:
+    """A page; what a damaged file holds beside text is replaced."""
+    return Response(text.encode("utf-8", "replace"), status, media_type="text/html")
+
+
 def _told(state: str, text: str, running: bool) -> Response:
     body = {"version": state, "text": text, "running": running}
     return Response(orjson.dumps(body), media_type="application/json")
 
 
 def _unknown(request: Request, problem: Exception) -> Response:
-    return HTMLResponse(pages.trouble("Not found", "There is no such run here."), 404)
+    return _page(pages.trouble("Not found", "There is no such run here."), 404)
 
 
 def _refused(request: Request, problem: Exception) -> Response:
     status = problem.status_code if isinstance(problem, HTTPException) else 500
     text = "There is no such page." if status == 404 else "This page can only be read."
-    return HTMLResponse(pages.trouble("Not found" if status == 404 else "Refused", text), status)
+    return _page(pages.trouble("Not found" if status == 404 else "Refused", text), status)
 
 
 def _broken(request: Request, problem: Exception) -> Response:
-    return HTMLResponse(pages.trouble("Broken", f"This page failed ({type(problem).__name__})."), 500)
+    return _page(pages.trouble("Broken", f"This page failed ({type(problem).__name__})."), 500)
