@@ -142,7 +142,8 @@ def every_client(run: Run) -> str:
     if not 0 < len(held) <= CLIENTS:
         return ""
     joined = Counter(k for event in run.events for k in items(event, "clients") if isinstance(k, int))
-    excluded = Counter(e.get("client") for event in run.events for e in items(event, "excluded") if isinstance(e, dict))
+    refused = [e.get("client") for event in run.events for e in items(event, "excluded") if isinstance(e, dict)]
+    excluded = Counter(k for k in refused if isinstance(k, int))
     attack = run.summary.get("attack")
     attackers = items(attack, "clients")
     rows = []

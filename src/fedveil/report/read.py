@@ -31,7 +31,11 @@ class Run:
     def client(self, index: int) -> str:
         """A client's name, or its number where it has none."""
         names = items(self.clients, "names")
-        return str(names[index]) if index < len(names) and names[index] is not None else f"client {index}"
+        return str(names[index]) if 0 <= index < len(names) and names[index] is not None else f"client {index}"
+
+    def named(self, client: Any) -> str:
+        """What a file calls a client: its name where that is a number, else what stands there."""
+        return self.client(client) if isinstance(client, int) else str(client)
 
     def last(self, *path: str) -> float | None:
         """The latest number recorded at this place of the events."""

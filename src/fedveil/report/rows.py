@@ -68,8 +68,8 @@ def row(run: Run, label: str) -> Row:
         loss=_either(number(made, "loss"), run.last("loss")),
         epsilon=None if headline is None else headline[1],
         promise=None if headline is None else headline[0],
-        bytes=sum((number(e, "bytes_up") or 0) + (number(e, "bytes_down") or 0) for e in run.events),
-        seconds=_either(number(made, "seconds"), sum(number(e, "seconds") or 0.0 for e in run.events)) or 0.0,
+        bytes=number(sum((number(e, "bytes_up") or 0) + (number(e, "bytes_down") or 0) for e in run.events)) or 0,
+        seconds=_either(number(made, "seconds"), number(sum(number(e, "seconds") or 0.0 for e in run.events))) or 0.0,
         promises=promises,
     )
 
@@ -135,7 +135,7 @@ def course(run: Run, points: int) -> dict[str, list[float]]:
         traffic += (number(event, "bytes_up") or 0) + (number(event, "bytes_down") or 0)
         seconds += number(event, "seconds") or 0.0
         at, accuracy = number(event, "round"), number(event, "accuracy")
-        if at is not None and accuracy is not None:
+        if at is not None and accuracy is not None and number(traffic + seconds) is not None:
             found.append((at, short(accuracy), short(traffic), short(seconds)))
     columns = list(zip(*thin(found, points), strict=True)) or [(), (), (), ()]
     return {key: list(values) for key, values in zip(("rounds", "accuracy", "bytes", "seconds"), columns, strict=True)}
