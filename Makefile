@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 # Extras that the suite needs; bench adds the slow-to-install peers.
-SUITE := dev,flower,he
+SUITE := dev,flower,he,tensorboard,mlflow
 
 .PHONY: demo test test-slow check bench clean
 

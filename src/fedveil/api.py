@@ -18,6 +18,7 @@ from fedveil.local.objective import Loss
 from fedveil.privacy.statement import Statement
 from fedveil.report.audit import write_audit_page
 from fedveil.report.html import write_report
+from fedveil.report.loggers import loggers
 from fedveil.runtime import audit as audits
 from fedveil.runtime.calibrate import load_noise, save_noise
 from fedveil.runtime.config import Config, resolve
@@ -78,12 +79,13 @@ def start(config: Config, *, out: str | Path | None = None, listeners: Sequence[
         config[name] = OWN if name == "loss" else {OWN: type(value).__name__}
     training = prepare(config, **own)
     config["threads"] = training.threads  # sums depend on it, so a resumed run must use as many
+    followers = [*listeners, *loggers(training.settings.logger)]
     label = f"{training.method.name}-{training.federation.name}-s{training.settings.seed}"
     folder = Folder.create(out if out is not None else config.get("out"), label)
     folder.save_config(config)
     if training.sigma is not None:
         save_noise(folder, training.sigma)
-    return _carry_out(training, folder, resume=False, listeners=listeners)
+    return _carry_out(training, folder, resume=False, listeners=followers)
 
 
 def resume(folder: str | Path, *, listeners: Sequence[Listener] = (), **own: Any) -> Result:
@@ -94,7 +96,8 @@ def resume(folder: str | Path, *, listeners: Sequence[Listener] = (), **own: Any
     """
     place = Folder.existing(folder)
     training = prepare(load_config(place.config), calibrated=load_noise(place), **own)
-    return _carry_out(training, place, resume=True, listeners=listeners)
+    followers = [*listeners, *loggers(training.settings.logger)]
+    return _carry_out(training, place, resume=True, listeners=followers)
 
 
 def load(folder: str | Path, **own: Any) -> Result:

@@ -56,6 +56,24 @@ def test_what_the_server_did_about_attackers_is_shown(run_folder: Build) -> None
     assert "defence" not in report(folder).ids()
 
 
+def test_the_headline_says_how_good_how_private_and_under_which_attack(run_folder: Build) -> None:
+    folder = run_folder()
+    text = report(folder).text
+    assert "Privacyε = 3.87 Proved in part" in text, "the row of the statement that the budget speaks of"
+    assert "Attackalie2 clients from round 3 on; aggregated by mean, which raised the alarm in" in text
+    (folder / "summary.json").unlink()
+    (folder / "statement.json").unlink()
+    text = report(folder).text
+    assert "Privacyε = 3.944spent so far per record towards public" in text
+    assert "AttackNone simulated" in text
+
+
+def test_every_client_has_a_row(run_folder: Build) -> None:
+    text = report(run_folder()).text
+    assert re.search(r"hospital 1\d+class \d \([\d.]+ %\)[\d.]+ %29attacker", text), "examples, class, accuracy, rounds"
+    assert re.search(r"hospital 2\d+class \d \([\d.]+ %\)–0honest15", text), "15 uploads excluded, never asked"
+
+
 def test_links_inside_the_page_lead_somewhere(run_folder: Build) -> None:
     page = report(run_folder())
     targets = [str(attrs["href"])[1:] for tag, attrs in page.tags if tag == "a"]

@@ -18,7 +18,9 @@ from fedveil import __version__
 from fedveil.cli import budget, demo, keys
 from fedveil.cli.audit import audit
 from fedveil.cli.bench import bench
+from fedveil.cli.compare import compare
 from fedveil.cli.options import Json, Many, OnPaper, Overrides, Place, Quiet, writable
+from fedveil.cli.ui import ui
 from fedveil.core.errors import Refused
 
 USER_MISTAKE = 2
@@ -39,6 +41,8 @@ app.add_typer(budget.app, name="budget")
 app.add_typer(keys.app, name="keys")
 app.add_typer(demo.app, name="demo")
 app.command()(audit)
+app.command()(compare)
+app.command()(ui)
 
 
 def _version(wanted: bool) -> None:

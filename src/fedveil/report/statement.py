@@ -8,7 +8,7 @@ from typing import Any
 from fedveil.report.drawing import Plot
 from fedveil.report.read import Run, items, number
 from fedveil.report.shell import figures
-from fedveil.report.words import figure, words
+from fedveil.report.words import figure, fold, words
 
 
 def holds(row: Any) -> str:
@@ -84,6 +84,28 @@ def explain(row: dict[str, Any], adjacency: str) -> str:
     return f"{who} Proved from the run's ledger: {meaning}{large}"
 
 
+GLOSSARY = (
+    ("Observer", "who looks: each party sees only what the protocol shows it, and is judged by that."),
+    ("Unit", "what is protected: one training example (record), or everything one client holds (client)."),
+    (
+        "ε",
+        "how far the chances of anything an observer sees can move when one unit changes: by a factor of e^ε at most.",
+    ),
+    ("δ", "the small probability that is left out of this promise."),
+    ("Proved", "follows from a theorem and from the ledger of everything this run released."),
+    ("Nominal", "what a published formula says, although its premises do not hold here or its proof has a gap."),
+    ("None", "nothing bounds what this observer can learn about this unit."),
+    ("Mechanism", "where the randomness comes from, and what it hides."),
+    ("Sampling", "how the units of a release are drawn; a unit that may be absent is harder to find."),
+    ("Accountant", "the method that adds up ε over all releases."),
+)
+
+
+def glossary() -> str:
+    """What the words of the statement mean."""
+    return "<dl>" + "".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in GLOSSARY) + "</dl>"
+
+
 def privacy(run: Run, plots: list[Plot]) -> str:
     """The privacy statement, each row explained."""
     heads = ("Observer", "Unit", "ε", "δ", "Status", "Mechanism", "Sampling", "Accountant")
@@ -109,6 +131,5 @@ def privacy(run: Run, plots: list[Plot]) -> str:
     head = "".join(f'<th scope="col">{text}</th>' for text in heads)
     whole = f'<table class="statement"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     lead = "<p>The most each observer can learn about one privacy unit; the smaller ε, the stronger the protection.</p>"
-    return (
-        f'{lead}<div class="sheet">{whole}</div>' + (f"<ul>{notes}</ul>" if notes else "") + figures("privacy", plots)
-    )
+    told = (f"<ul>{notes}</ul>" if notes else "") + fold("What these words mean", glossary())
+    return f'{lead}<div class="sheet">{whole}</div>{told}' + figures("privacy", plots)

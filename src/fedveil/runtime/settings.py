@@ -16,6 +16,7 @@ from fedveil.privacy.events import ACCOUNTANT_NAMES, Adjacency
 from fedveil.privacy.rng import Rng
 from fedveil.runtime.build import call
 
+LOGGERS = ("tensorboard", "mlflow")
 GROUPS = ("method", "data", "model", "attack", "aggregate", "transport", "runtime")
 
 
@@ -119,6 +120,7 @@ class Settings:
     sigma_per_client: bool | None = None
     engine: Literal["auto", "fold", "vmap", "sequential"] = "auto"
     threads: int | None = None
+    logger: str | list[str] | None = None
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     stop: Stop = field(default_factory=Stop)
@@ -131,6 +133,8 @@ class Settings:
         if not 0 <= self.seed < 2**63:
             raise Refused(f"seed: {self.seed} is out of range; give a whole number from 0 to 2^63 - 1")
         fraction(momentum=self.momentum, server_momentum=self.server_momentum)
+        for name in [self.logger] if isinstance(self.logger, str) else self.logger or []:
+            one_of("logger", name, LOGGERS)
         for name in ("population", "cohort", "threads"):
             if getattr(self, name) is not None:
                 positive(**{name: getattr(self, name)})
