@@ -34,7 +34,7 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         words = {word.partition("=")[0] for word in shlex.split(rest)}
         if language == "mermaid":
             drawn += 1
-            svg = mmdr.render(found["body"], node_spacing=30, rank_spacing=40).svg().replace("merman", f"flow{drawn}")
+            svg = mmdr.render(found["body"], node_spacing=30, rank_spacing=28).svg().replace("merman", f"flow{drawn}")
             return f'<div class="flow" role="img">{svg}</div>\n'
         if language == "markdown" and "output" in words:
             return _statement(found["body"])
@@ -50,7 +50,7 @@ def _statement(body: str) -> str:
     """A printed statement as what it is: a table and notes, without its heading."""
     lines = [line for line in body.splitlines() if not line.startswith("# ")]
     if lines and lines[-1].strip() == "...":
-        lines[-1] = "*The notes under it are left out here.*"
+        lines[-1:] = ["", "*The notes under it are left out here.*"]
     return '<div class="statement" markdown="1">\n\n' + "\n".join(lines).strip() + "\n\n</div>\n"
 
 
@@ -75,6 +75,8 @@ def on_page_content(html: str, **_: Any) -> str:
         inner = found["tex"].replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&").strip()
         block = found["tag"] == "div"
         made = convert(inner[2:-2], display="block" if block else "inline")
+        if "\\" in made:
+            raise PluginError(f"a formula has a command that becomes no MathML: {inner}")
         made = re.sub(r'<mi mathvariant="script">(\w)</mi>', lambda m: f"<mi>{SCRIPT[m[1]]}</mi>", made)
         return f'<div class="formula">{made}</div>' if block else made
 
