@@ -73,7 +73,9 @@ def blocks(page: Path) -> list[Block]:
 def missing(block: Block) -> str | None:
     """The command or method that the block needs and that is not there."""
     need = block.marks.get("needs")
-    commands = {c.name or c.callback.__name__ for c in app.registered_commands} | {g.name for g in app.registered_groups}
+    commands = {c.name or c.callback.__name__ for c in app.registered_commands} | {
+        g.name for g in app.registered_groups
+    }
     return None if need is None or need in commands | set(options("method")) else need
 
 
@@ -133,10 +135,12 @@ def _fedveil(words: list[str]) -> str:
         patch.setattr(sys, "argv", words)
 
         def call() -> None:
+            code = None
             try:
                 main()
             except SystemExit as left:
-                assert left.code in (0, None), f"{shlex.join(words)}\n{err.getvalue()}"
+                code = left.code
+            assert not code, f"{shlex.join(words)}\n{err.getvalue()}"
 
         return _printed(call)
 

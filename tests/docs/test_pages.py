@@ -5,9 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.docs.pages import DOCS, ROOT, blocks, commands, missing, run_page, shortened, write_outputs
 
 from fedveil.runtime.config import options
-from tests.docs.pages import DOCS, ROOT, blocks, commands, missing, run_page, shortened, write_outputs
 
 CHINESE = DOCS / "zh"
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
@@ -37,9 +37,7 @@ def test_every_block_runs_and_prints_what_the_page_shows(tmp_path, monkeypatch, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "page", [p for p in PAGES if any("slow" in b.marks for b in blocks(p))], ids=named
-)
+@pytest.mark.parametrize("page", [p for p in PAGES if any("slow" in b.marks for b in blocks(p))], ids=named)
 def test_slow_blocks_run(tmp_path, monkeypatch, page):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
