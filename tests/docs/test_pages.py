@@ -61,6 +61,20 @@ def test_the_readmes_give_the_same_commands():
     assert any(commands(b.body) for b in blocks(english) if b.language == "bash")
 
 
+@pytest.mark.parametrize("readme", READMES, ids=named)
+def test_the_comparison_in_a_readme_is_that_of_the_pages(readme):
+    """Every ratio stands on the page that its row (or the row above it) links to."""
+    table = re.search(r"^## (?:Beside others|与同类相比)$(.*?)^## ", readme.read_text(), re.M | re.S)[1]
+    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("|")][2:]
+    assert len(rows) > 5
+    page = ""
+    for what, _, ratio in rows:
+        linked = re.search(r"\]\((.+?)\)", what)
+        page = (ROOT / linked[1]).read_text() if linked else page
+        assert re.search(rf"(?<![\d.]){re.escape(ratio.strip())}(?!\d)", page), (what, ratio)
+    assert min(float(row[2]) for row in rows) < 1, "losses stay in"
+
+
 @pytest.mark.parametrize("method", sorted({*METHODS, "apa_fl"}))
 @pytest.mark.parametrize("language", ["", "zh"])
 def test_every_method_has_formula_flow_code_and_statement(method, language):
