@@ -108,7 +108,7 @@ def test_a_second_file_is_the_test_set(write: Write) -> None:
         (
             TABLE,
             {"bounds": None},
-            r"no public range is known of numeric column 'age'; give 'data.bounds=\{age: \[low, high\]\}'",
+            r"column 'age' has no public range; give 'data.bounds=\{age: \[low, high\]\}'",
         ),
         (TABLE, {"bounds": {"age": [5, 5]}}, r"bounds: \[5, 5\] for column 'age' is not a range"),
         (TABLE, {"bounds": {"age": [5]}}, "is not a range; give"),

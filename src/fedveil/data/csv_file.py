@@ -133,18 +133,14 @@ def _settle(
             texts[~absent(texts, markers)], None if listed is None else [str(value) for value in listed]
         )[1]
     ranges: dict[str, tuple[tuple[float, float] | None, bool]] = {}
-    numbers = [column for column in inputs if column not in kinds]
-    found = {name: numeric(table, name, markers) for name in numbers}
-    open_ended = [name for name in numbers if name not in bounds] if scaling == "bounds" else []
-    if open_ended:
-        ranges_of = ", ".join(f"{name}: [low, high]" for name in open_ended)
-        columns = f"column{'s'[: len(open_ended) > 1]} {', '.join(map(repr, open_ended))}"
-        raise Refused(
-            f"bounds: no public range is known of numeric {columns}; give "
-            f"'data.bounds={{{ranges_of}}}' (in quotes, for the shell), name it in data.categorical or data.drop, or "
-            "choose data.scaling=pooled (not private) or data.scaling=none"
-        )
-    for name, values in found.items():
+    for name in (column for column in inputs if column not in kinds):
+        values = numeric(table, name, markers)
+        if scaling == "bounds" and name not in bounds:
+            wanted = ", ".join(f"{c}: [low, high]" for c in inputs if c not in {*kinds, *bounds})
+            raise Refused(
+                f"bounds: numeric column {name!r} has no public range; give 'data.bounds={{{wanted}}}' (in quotes, for "
+                "the shell), name it in data.categorical or data.drop, or choose data.scaling=pooled (not private) or none"
+            )
         ranges[name] = (
             ordered(name, bounds[name]) if name in bounds and scaling == "bounds" else None,
             bool(np.isnan(values).any()),
