@@ -139,7 +139,7 @@ def _settle(
             wanted = ", ".join(f"{c}: [low, high]" for c in inputs if c not in {*kinds, *bounds})
             raise Refused(
                 f"bounds: numeric column {name!r} has no public range; give 'data.bounds={{{wanted}}}' (in quotes, for "
-                "the shell), name it in data.categorical or data.drop, or choose data.scaling=pooled (not private) or none"
+                "the shell), name it in data.categorical or data.drop, or set data.scaling=pooled (not private) or none"
             )
         ranges[name] = (
             ordered(name, bounds[name]) if name in bounds and scaling == "bounds" else None,
