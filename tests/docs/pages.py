@@ -67,6 +67,8 @@ def blocks(page: Path) -> list[Block]:
         assert set(marks) <= MARKS, f"{where}: unknown marks {sorted(set(marks) - MARKS)}; there are {sorted(MARKS)}"
         found.append(Block(language, marks, match["body"], line))
     assert text.count("\n```") + text.startswith("```") == 2 * len(found), f"{page}: a fence is open or indented"
+    loose = re.search(r"^ {4,}(?:\$ )?(?:fedveil|python|pip|make|docker) .*", FENCE.sub("", text), re.M)
+    assert loose is None, f"{page}: a command outside a fence is never run: {loose and loose[0].strip()}"
     return found
 
 
