@@ -26,7 +26,7 @@ check: $(VENV)/.suite
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "build/site/index.html"
+	@echo "build/site/index.html (for the search: $(BIN)/python -m http.server --directory build/site)"
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/fedavg_loop.py

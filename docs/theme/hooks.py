@@ -32,7 +32,11 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         words = {word.partition("=")[0] for word in shlex.split(rest)}
         if language == "mermaid":
             drawn += 1
-            svg = mmdr.render(found["body"], node_spacing=30, rank_spacing=28).svg().replace("merman", f"flow{drawn}")
+            try:
+                svg = mmdr.render(found["body"], node_spacing=30, rank_spacing=28).svg()
+            except ValueError as problem:
+                raise PluginError(f"{page.file.src_uri}: flow {drawn}: {problem}") from problem
+            svg = svg.replace("merman", f"flow{drawn}")
             return f'<div class="flow" role="img">{svg}</div>\n'
         if language == "markdown" and "output" in words:
             return _statement(found["body"])
