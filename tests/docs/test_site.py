@@ -7,8 +7,8 @@ import pytest
 from tests.docs.pages import DOCS
 from tests.support import require
 
-require("mmdr")
-require("mkdocs")
+require("mmdr", "make docs")
+require("mkdocs", "make docs")
 
 
 @pytest.fixture(scope="module")
