@@ -21,6 +21,7 @@ from fedveil.report.html import write_report
 from fedveil.report.loggers import loggers
 from fedveil.runtime import audit as audits
 from fedveil.runtime.calibrate import load_noise, save_noise
+from fedveil.runtime.choice import carry_out
 from fedveil.runtime.config import Config, resolve
 from fedveil.runtime.config import load as load_config
 from fedveil.runtime.evaluate import score
@@ -201,7 +202,7 @@ def _check_alike(finished: Result, federation: Federation) -> None:
 
 
 def _carry_out(training: Training, folder: Folder, *, resume: bool, listeners: Sequence[Listener]) -> Result:
-    progress, summary = train(training, folder, resume=resume, listeners=listeners)
+    progress, summary = carry_out(training, folder, resume=resume, listeners=listeners)
     write_report(folder.path)
     training.engine.bind(progress.server)
     statement = Statement.from_json(read_json(folder.statement, "rows", "notes"))

@@ -16,8 +16,8 @@ from fedveil.core.parts import Uploads
 LARGEST = 1e60
 """No number of an upload may be larger."""
 
-Instead = Mapping[int, Mapping[str, Tensor] | None]
-"""By row, what arrived in place of an upload: vectors by channel, or nothing (None)."""
+Instead = Mapping[int, Mapping[str, Tensor] | str | None]
+"""By row, what arrived in place of an upload: vectors by channel, nothing (None), or in words what is wrong with it."""
 
 
 def faults(uploads: Uploads, instead: Instead) -> dict[int, str]:
@@ -32,7 +32,7 @@ def faults(uploads: Uploads, instead: Instead) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     for row, sent in instead.items():
-        found[row] = "no upload" if sent is None else _shape(sent, uploads)
+        found[row] = sent if isinstance(sent, str) else "no upload" if sent is None else _shape(sent, uploads)
     for name, signal in uploads.items():
         wide = signal.value.dtype == torch.float64
         if bool(torch.isfinite(signal.value.sum())) and not (wide and bool((signal.value.abs() > LARGEST).any())):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,10 @@ LEARNED = "aggregate."
 """What a controller remembers stands under such names in the server's state; it is never sent to clients."""
 
 MISSING = "uploads are missing, and the noise at the server was planned for all of them"
+
+
+Carry = Callable[[Uploads, Tensor, Context], Delivery]
+"""The journey of uploads with these weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,12 +129,14 @@ def arrive(
     server: State,
     ctx: Context,
     instead: Instead | None = None,
+    carry: Carry | None = None,
 ) -> Arrival:
     """The journey and the server's half of a round; ``ctx`` is that of the clients.
 
     Rows that the server cannot use, and those of which something else arrived (``instead``), take no part: they are
     logged, the others' weights sum to one without them, and a round that nobody is left of is aborted. Where noise at
     the server was planned for a rule on so many rows, zeros stand in their places, as in the neighbours' data.
+    ``carry`` stands for the transport's own journey where clients are elsewhere.
     """
     kept: Tensor | None = None
     if found := faults(uploads, instead or {}):
@@ -150,10 +157,10 @@ def arrive(
         shares = replace(shares, weights=shares.weights.new_full((1,), shares.fixed_weight))
         ctx = ctx.at_server()
     learned = State()
-    if isinstance(method.transport, Calculating):
+    if carry is None and isinstance(method.transport, Calculating):
         delivery, learned = _calculated(method, method.transport, uploads, shares, server, ctx)
     else:
-        delivery = method.transport.carry(uploads, shares.weights, ctx)
+        delivery = (carry or method.transport.carry)(uploads, shares.weights, ctx)
     if not came:
         delivery = replace(delivery, bytes_up=0)
     arrival = land(method, uploads, delivery, shares, server, ctx, learned)

@@ -18,7 +18,7 @@ from fedveil.core.files import write_bytes
 from fedveil.core.intake import Instead
 from fedveil.core.method import Method
 from fedveil.core.parts import ANNOUNCED, Moves, State, Uploads
-from fedveil.core.round import LEARNED, PREVIOUS, arrive, depart, nobody
+from fedveil.core.round import LEARNED, PREVIOUS, Arrival, arrive, depart, nobody
 from fedveil.core.stage import Context
 from fedveil.core.streams import stream
 from fedveil.data.cohorts import draw
@@ -58,10 +58,36 @@ class Listener(Protocol):
         ...
 
 
+class Clients(Protocol):
+    """Whoever trains: clients in this process, or nodes elsewhere."""
+
+    @property
+    def lenient(self) -> bool:
+        """Whether a client that sends what is no number is left out; if not, the run ends with its number."""
+        ...
+
+    def carry_out(
+        self, progress: Progress, ctx: Context, books: Bookkeeper, lines: Sequence[Line], record: Record
+    ) -> tuple[Arrival, Tensor | None]:
+        """Train ``ctx.clients`` from where ``progress`` stands and bring in what they send.
+
+        Adds to the round's ``record``, and to ``ctx.releases`` what was released. Returns the arrival and what to
+        remember of each client (a row each), where anything is. A round that fails raises
+        :class:`~fedveil.core.errors.Aborted`.
+        """
+        ...
+
+
 def train(
-    training: Training, folder: Folder, *, resume: bool = False, listeners: Sequence[Listener] = ()
+    training: Training,
+    folder: Folder,
+    *,
+    resume: bool = False,
+    listeners: Sequence[Listener] = (),
+    clients: Clients | None = None,
 ) -> tuple[Progress, Record]:
     """Run (or go on with) all rounds, saving as it goes; returns where it ended and the summary."""
+    clients = clients or InProcess(training)
     with folder.locked(), torch.random.fork_rng(devices=[]), _threads(training.threads):
         progress, notes = _begin(training, folder, resume)
         books = Bookkeeper(training, folder, progress)
@@ -79,7 +105,7 @@ def train(
                         raise Refused(f"privacy.epsilon: {spent}; allow more, or add more noise")
                     break
                 books.charge(progress.round + 1, lines)
-                after, record = _round(training, progress, books, cohort, lines)
+                after, record = _round(training, progress, books, cohort, lines, clients)
                 with undivided():
                     progress.ledger = books.ledger.head
                     _commit(progress, after, training.settings.stop)
@@ -143,18 +169,21 @@ def _cohort(training: Training, number: int, books: Bookkeeper) -> list[int]:
 
 
 def _round(
-    training: Training, progress: Progress, books: Bookkeeper, cohort: list[int], lines: Sequence[Line]
+    training: Training,
+    progress: Progress,
+    books: Bookkeeper,
+    cohort: list[int],
+    lines: Sequence[Line],
+    clients: Clients,
 ) -> tuple[_After, Record]:
     """Compute one round; ``progress`` stays as it is, so that an interrupt loses no more than this round."""
     started = time.perf_counter()
-    settings, federation, watch = training.settings, training.federation, training.watch
+    settings, method, federation = training.settings, training.method, training.federation
     number, server = progress.round + 1, progress.server
-    method = training.method if watch is None else watch.begin(number, cohort)
     record: Record = {"round": number, "clients": cohort, "bytes_up": 0, "bytes_down": 0}
     record |= dict.fromkeys(("train_loss", "move_norm", "steps", "accuracy", "loss", "client_accuracy", "missing"))
     memory = None
     if cohort or method.fixed_divisor:
-        held = progress.memory.gather(cohort) if method.local.remembers else None
         ctx = Context(
             number,
             training.objective.layout,
@@ -165,20 +194,14 @@ def _round(
             batches=books.streams("batches", number, cohort),
             previous=server[PREVIOUS][None, :] if PREVIOUS in server else None,
             announced={n.removeprefix(ANNOUNCED): float(v) for n, v in server.items() if n.startswith(ANNOUNCED)},
-            lenient=training.attackers is not None,
+            lenient=clients.lenient,
             chance=stream(settings.seed, "chance", number),
             weights=server["w"],
         )
-        again = None if watch is None else watch.replay(ctx)
-        moves, sent = _trained(training, method, server, held, ctx, books)
-        down = len(cohort) * sum(v.numel() * v.element_size() for n, v in server.items() if _sent(method, n))
-        record |= {"bytes_down": down} | (_measures(moves) if moves else {})
+        down = len(cohort) * sum(v.numel() * v.element_size() for n, v in server.items() if sent_down(method, n))
+        record["bytes_down"] = down
         try:
-            uploads, memory, instead = _uploads(training, method, sent, server, held, ctx)
-            arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx, instead)
-            if watch is not None and again is not None:
-                heard = watch.hear(server, moves, uploads, arrival, held, again)
-                arrival = replace(arrival, server=arrival.server | heard)
+            arrival, memory = clients.carry_out(progress, ctx, books, lines, record)
         except Aborted as why:  # charged all the same: what clients released may have been seen
             record["aborted"], memory = str(why), None
         else:
@@ -190,7 +213,7 @@ def _round(
                 memory = None if memory is None else memory[arrival.arrived.to(memory.device)]
         record |= ctx.log
         if not torch.isfinite(server["w"].sum()):
-            if training.attackers is None:
+            if not clients.lenient:
                 raise Diverged(number, None, "a weight")
             record["aborted"], memory, server = "the new model is not finite", None, progress.server
     if number == settings.rounds or number % settings.evaluate.every == 0:
@@ -201,6 +224,36 @@ def _round(
     # What early stopping looks at: higher is better.
     quality = record["accuracy"] if federation.classes or record["loss"] is None else -record["loss"]
     return _After(server, cohort, memory, record["seconds"], quality), record
+
+
+@dataclass(frozen=True, eq=False)
+class InProcess:
+    """Clients in this process, trained by the run's engine."""
+
+    training: Training
+
+    @property
+    def lenient(self) -> bool:
+        """Attackers may send anything."""
+        return self.training.attackers is not None
+
+    def carry_out(
+        self, progress: Progress, ctx: Context, books: Bookkeeper, lines: Sequence[Line], record: Record
+    ) -> tuple[Arrival, Tensor | None]:
+        """Train, let uploads depart, and have them arrive."""
+        training, server, watch = self.training, progress.server, self.training.watch
+        cohort = [k for k in ctx.clients if k is not None]
+        method = training.method if watch is None else watch.begin(ctx.round, cohort)
+        held = progress.memory.gather(cohort) if method.local.remembers else None
+        again = None if watch is None else watch.replay(ctx)
+        moves, sent = _trained(training, method, server, held, ctx, books)
+        record |= measures(moves) if moves else {}
+        uploads, memory, instead = _uploads(training, method, sent, server, held, ctx)
+        arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx, instead)
+        if watch is not None and again is not None:
+            heard = watch.hear(server, moves, uploads, arrival, held, again)
+            arrival = replace(arrival, server=arrival.server | heard)
+        return arrival, memory
 
 
 def _trained(
@@ -249,12 +302,14 @@ def _commit(progress: Progress, after: _After, stop: Stop) -> None:
         progress.stopped = f"{progress.stale} evaluations without a better test score (stop.patience)"
 
 
-def _sent(method: Method, name: str) -> bool:
+def sent_down(method: Method, name: str) -> bool:
     """Whether clients get this part of the server's state."""
     return method.sends_back if name == PREVIOUS else not name.startswith((LEARNED, HEARD))
 
 
-def _measures(moves: Moves) -> Record:
+def measures(moves: Moves) -> Record:
+    """What a round's record says of local training."""
+
     def span(values: Tensor) -> Record:
         return {"mean": float(values.double().mean()), "min": float(values.min()), "max": float(values.max())}
 
