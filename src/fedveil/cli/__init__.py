@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil import __version__
-from fedveil.cli import budget, keys
+from fedveil.cli import budget, deploy, keys
 from fedveil.cli.bench import bench
 from fedveil.cli.options import Json, Many, OnPaper, Overrides, Place, Quiet, writable
 from fedveil.core.errors import Refused
@@ -36,6 +36,7 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.add_typer(budget.app, name="budget")
 app.add_typer(keys.app, name="keys")
+app.add_typer(deploy.app, name="deploy")
 
 
 def _version(wanted: bool) -> None:
