@@ -21,7 +21,8 @@ from fedveil.runtime.config import Config, resolve
 from fedveil.runtime.config import load as load_config
 from fedveil.runtime.evaluate import score
 from fedveil.runtime.folder import Folder, read_json
-from fedveil.runtime.inline import Listener, train
+from fedveil.runtime.inline import Listener
+from fedveil.runtime.choice import carry_out
 from fedveil.runtime.model import OWN, Task, build_objective, first_line
 from fedveil.runtime.prepare import Training, build_federation, prepare
 from fedveil.runtime.result import Result
@@ -159,7 +160,7 @@ def _check_alike(finished: Result, federation: Federation) -> None:
 
 
 def _carry_out(training: Training, folder: Folder, *, resume: bool, listeners: Sequence[Listener]) -> Result:
-    progress, summary = train(training, folder, resume=resume, listeners=listeners)
+    progress, summary = carry_out(training, folder, resume=resume, listeners=listeners)
     write_report(folder.path)
     training.engine.bind(progress.server)
     statement = Statement.from_json(read_json(folder.statement, "rows", "notes"))

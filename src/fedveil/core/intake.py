@@ -9,8 +9,8 @@ from torch import Tensor
 
 from fedveil.core.parts import Uploads
 
-Instead = Mapping[int, Mapping[str, Tensor] | None]
-"""By row, what arrived in place of an upload: vectors by channel, or nothing (None)."""
+Instead = Mapping[int, Mapping[str, Tensor] | str | None]
+"""By row, what arrived in place of an upload: vectors by channel, nothing (None), or in words what is wrong with it."""
 
 
 def faults(uploads: Uploads, instead: Instead) -> dict[int, str]:
@@ -25,7 +25,7 @@ def faults(uploads: Uploads, instead: Instead) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     for row, sent in instead.items():
-        found[row] = "no upload" if sent is None else _shape(sent, uploads)
+        found[row] = sent if isinstance(sent, str) else "no upload" if sent is None else _shape(sent, uploads)
     for name, signal in uploads.items():
         if bool(torch.isfinite(signal.value.sum())):
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,10 @@ LEARNED = "aggregate."
 """What a controller remembers stands under such names in the server's state; it is never sent to clients."""
 
 MISSING = "uploads are missing, and the noise at the server was planned for all of them"
+
+
+Carry = Callable[[Uploads, Tensor, Context], Delivery]
+"""The journey of uploads with these weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,11 +110,13 @@ def arrive(
     server: State,
     ctx: Context,
     instead: Instead | None = None,
+    carry: Carry | None = None,
 ) -> Arrival:
     """The journey and the server's half of a round; ``ctx`` is that of the clients.
 
     Rows that the server cannot use, and those of which something else arrived (``instead``), take no part: they are
-    logged, the others' weights sum to one without them, and a round that nobody is left of is aborted.
+    logged, the others' weights sum to one without them, and a round that nobody is left of is aborted. ``carry`` stands
+    for the transport's own journey where clients are elsewhere.
     """
     kept: Tensor | None = None
     if found := faults(uploads, instead or {}):
@@ -128,7 +135,7 @@ def arrive(
         uploads = {name: replace(s, value=s.value.new_zeros(1, s.dim)) for name, s in uploads.items()}
         shares = replace(shares, weights=shares.weights.new_full((1,), shares.fixed_weight))
         ctx = ctx.at_server()
-    delivery = method.transport.carry(uploads, shares.weights, ctx)
+    delivery = (carry or method.transport.carry)(uploads, shares.weights, ctx)
     if not came:
         delivery = replace(delivery, bytes_up=0)
     arrival = land(method, uploads, delivery, shares, server, ctx)

@@ -81,7 +81,8 @@ class Context:
     ``weights`` is the global model (dim,) that clients start from.
     ``drawn`` stands for the streams where a step is replayed on a device. What parts put into ``log`` stands in the
     round's line of the event log. Where it is ``lenient``, a client whose training diverged is left to the server,
-    which excludes what it sends; otherwise the run ends with that client's number.
+    which excludes what it sends; otherwise the run ends with that client's number. ``cohort`` says how many clients
+    take part in the round where these rows are not all of them (a node has its own row only).
     """
 
     round: int
@@ -100,6 +101,7 @@ class Context:
     weights: Tensor | None = None
     log: dict[str, Any] = field(default_factory=dict)
     lenient: bool = False
+    cohort: int | None = None
 
     def at(self, slot: Slot) -> Context:
         """The same context at another slot, writing to the same list of releases."""

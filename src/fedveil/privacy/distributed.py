@@ -138,9 +138,10 @@ class Distribute:
         if signal.unit != "client":
             raise Refused("distribute: it protects whole clients; put a clip of whole moves before it")
         check_rows("distribute", signal, ctx)
-        if ctx.round and not self.fewest <= signal.rows <= self.most:  # rehearsals have one row
+        drawn = signal.rows if ctx.cohort is None else ctx.cohort
+        if ctx.round and not self.fewest <= drawn <= self.most:  # rehearsals have one row
             raise Aborted(
-                f"{signal.rows} clients were drawn, and noise is shared out among {self.fewest} to {self.most}; larger "
+                f"{drawn} clients were drawn, and noise is shared out among {self.fewest} to {self.most}; larger "
                 "cohorts vary less"
             )
         size = padded(signal.dim)

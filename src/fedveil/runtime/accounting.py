@@ -96,9 +96,7 @@ class Bookkeeper:
 
     def streams(self, what: str, number: int, cohort: Sequence[int]) -> list[np.random.Generator]:
         """A stream for each client: of its ``noise``, or of its ``batches``, whose draw must be as secret."""
-        if self.privacy.rng == "secure" and self.training.method.private:
-            return [secure_generator() for _ in cohort]
-        return [stream(self.training.settings.seed, what, number, k) for k in cohort]
+        return client_streams(self.training, what, number, cohort)
 
     def server_noise(self, number: int) -> np.random.Generator:
         """The stream of the server's noise."""
@@ -152,6 +150,13 @@ class Bookkeeper:
         """The privacy statement of what has been charged so far."""
         missed = any(event.get("excluded") or event.get("missing") for event in self.folder.read_events())
         return state(self.planner, self.accounts, self.ledger.entries, notes, missed=missed)
+
+
+def client_streams(training: Training, what: str, number: int, cohort: Sequence[int]) -> list[np.random.Generator]:
+    """A stream for each client that belongs to (round, client), or a secret one where the run asks for such."""
+    if training.settings.privacy.rng == "secure" and training.method.private:
+        return [secure_generator() for _ in cohort]
+    return [stream(training.settings.seed, what, number, k) for k in cohort]
 
 
 PROVED = (

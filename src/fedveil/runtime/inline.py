@@ -18,7 +18,7 @@ from fedveil.core.files import write_bytes
 from fedveil.core.intake import Instead
 from fedveil.core.method import Method
 from fedveil.core.parts import Moves, State, Uploads
-from fedveil.core.round import LEARNED, PREVIOUS, arrive, depart, nobody
+from fedveil.core.round import LEARNED, PREVIOUS, Arrival, arrive, depart, nobody
 from fedveil.core.stage import Context
 from fedveil.core.streams import stream
 from fedveil.data.cohorts import draw
@@ -53,10 +53,36 @@ class Listener(Protocol):
         ...
 
 
+class Clients(Protocol):
+    """Whoever trains: clients in this process, or nodes elsewhere."""
+
+    @property
+    def lenient(self) -> bool:
+        """Whether a client that sends what is no number is left out; if not, the run ends with its number."""
+        ...
+
+    def carry_out(
+        self, progress: Progress, ctx: Context, books: Bookkeeper, lines: Sequence[Line], record: Record
+    ) -> tuple[Arrival, Tensor | None]:
+        """Train ``ctx.clients`` from where ``progress`` stands and bring in what they send.
+
+        Adds to the round's ``record``, and to ``ctx.releases`` what was released. Returns the arrival and what to
+        remember of each client (a row each), where anything is. A round that fails raises
+        :class:`~fedveil.core.errors.Aborted`.
+        """
+        ...
+
+
 def train(
-    training: Training, folder: Folder, *, resume: bool = False, listeners: Sequence[Listener] = ()
+    training: Training,
+    folder: Folder,
+    *,
+    resume: bool = False,
+    listeners: Sequence[Listener] = (),
+    clients: Clients | None = None,
 ) -> tuple[Progress, Record]:
     """Run (or go on with) all rounds, saving as it goes; returns where it ended and the summary."""
+    clients = clients or InProcess(training)
     with folder.locked(), torch.random.fork_rng(devices=[]), _threads(training.threads):
         progress, notes = _begin(training, folder, resume)
         books = Bookkeeper(training, folder, progress)
@@ -74,7 +100,7 @@ def train(
                         raise Refused(f"privacy.epsilon: {spent}; allow more, or add more noise")
                     break
                 books.charge(progress.round + 1, lines)
-                after, record = _round(training, progress, books, cohort, lines)
+                after, record = _round(training, progress, books, cohort, lines, clients)
                 with undivided():
                     progress.ledger = books.ledger.head
                     _commit(progress, after, training.settings.stop)
@@ -138,7 +164,12 @@ def _cohort(training: Training, number: int, books: Bookkeeper) -> list[int]:
 
 
 def _round(
-    training: Training, progress: Progress, books: Bookkeeper, cohort: list[int], lines: Sequence[Line]
+    training: Training,
+    progress: Progress,
+    books: Bookkeeper,
+    cohort: list[int],
+    lines: Sequence[Line],
+    clients: Clients,
 ) -> tuple[_After, Record]:
     """Compute one round; ``progress`` stays as it is, so that an interrupt loses no more than this round."""
     started = time.perf_counter()
@@ -148,7 +179,6 @@ def _round(
     record |= dict.fromkeys(("train_loss", "move_norm", "steps", "accuracy", "loss", "client_accuracy", "missing"))
     memory = None
     if cohort or method.fixed_divisor:
-        held = progress.memory.gather(cohort) if method.local.remembers else None
         ctx = Context(
             number,
             training.objective.layout,
@@ -158,16 +188,14 @@ def _round(
             server=books.server_noise(number),
             batches=books.streams("batches", number, cohort),
             previous=server[PREVIOUS][None, :] if PREVIOUS in server else None,
-            lenient=training.attackers is not None,
+            lenient=clients.lenient,
             chance=stream(settings.seed, "chance", number),
             weights=server["w"],
         )
-        moves, sent = _trained(training, server, held, ctx, books)
-        down = len(cohort) * sum(v.numel() * v.element_size() for n, v in server.items() if _sent(method, n))
-        record |= {"bytes_down": down} | (_measures(moves) if moves else {})
+        down = len(cohort) * sum(v.numel() * v.element_size() for n, v in server.items() if sent_down(method, n))
+        record["bytes_down"] = down
         try:
-            uploads, memory, instead = _uploads(training, sent, server, held, ctx)
-            arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx, instead)
+            arrival, memory = clients.carry_out(progress, ctx, books, lines, record)
         except Aborted as why:  # charged all the same: what clients released may have been seen
             record["aborted"], memory = str(why), None
         else:
@@ -179,7 +207,7 @@ def _round(
                 memory = None if memory is None else memory[arrival.arrived.to(memory.device)]
         record |= ctx.log
         if not torch.isfinite(server["w"].sum()):
-            if training.attackers is None:
+            if not clients.lenient:
                 raise Diverged(number, None, "a weight")
             record["aborted"], memory, server = "the new model is not finite", None, progress.server
     if number == settings.rounds or number % settings.evaluate.every == 0:
@@ -190,6 +218,30 @@ def _round(
     # What early stopping looks at: higher is better.
     quality = record["accuracy"] if federation.classes or record["loss"] is None else -record["loss"]
     return _After(server, cohort, memory, record["seconds"], quality), record
+
+
+@dataclass(frozen=True, eq=False)
+class InProcess:
+    """Clients in this process, trained by the run's engine."""
+
+    training: Training
+
+    @property
+    def lenient(self) -> bool:
+        """Attackers may send anything."""
+        return self.training.attackers is not None
+
+    def carry_out(
+        self, progress: Progress, ctx: Context, books: Bookkeeper, lines: Sequence[Line], record: Record
+    ) -> tuple[Arrival, Tensor | None]:
+        """Train, let uploads depart, and have them arrive."""
+        training, server = self.training, progress.server
+        cohort = [k for k in ctx.clients if k is not None]
+        held = progress.memory.gather(cohort) if training.method.local.remembers else None
+        moves, sent = _trained(training, server, held, ctx, books)
+        record |= measures(moves) if moves else {}
+        uploads, memory, instead = _uploads(training, sent, server, held, ctx)
+        return arrive(training.method, uploads, training.shares(cohort, moves), server, ctx, instead), memory
 
 
 def _trained(
@@ -238,12 +290,13 @@ def _commit(progress: Progress, after: _After, stop: Stop) -> None:
         progress.stopped = f"{progress.stale} evaluations without a better test score (stop.patience)"
 
 
-def _sent(method: Method, name: str) -> bool:
+def sent_down(method: Method, name: str) -> bool:
     """Whether clients get this part of the server's state."""
     return method.sends_back if name == PREVIOUS else not name.startswith(LEARNED)
 
 
-def _measures(moves: Moves) -> Record:
+def measures(moves: Moves) -> Record:
+    """What a round's record says of local training."""
     def span(values: Tensor) -> Record:
         return {"mean": float(values.double().mean()), "min": float(values.min()), "max": float(values.max())}
 

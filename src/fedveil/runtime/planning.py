@@ -37,7 +37,7 @@ class Planner:
             return []
         if known and known is not self._known and not _alike(known, self._known):
             self._known, self._templates = known, {}
-        noise = tuple(z.values[client] for z in self._own_noise)
+        noise = self.own_noise(client)
         if noise not in self._templates:
             layout = self.training.objective.layout
             self._templates[noise] = method.rehearse(layout, self.training.cohort, known, client)[0]
@@ -50,6 +50,10 @@ class Planner:
         slots = (method.on_step, method.on_delta, method.on_upload, method.on_mean)
         found = (getattr(stage, "multiplier", None) for slot in slots for stage in slot)
         return [z for z in found if isinstance(z, PerClient)]
+
+    def own_noise(self, client: int) -> tuple[float, ...]:
+        """The multipliers that are this client's own, where they differ by client."""
+        return tuple(z.values[client] for z in self._own_noise)
 
     @property
     def observer(self) -> Observer:

@@ -166,7 +166,10 @@ def prepare(
     _refuse_leaks(settings, recipe, federation, objective)
     recipe.transport.remarks(cohort)  # refuses a cohort that it cannot serve
     facts = Facts(objective, federation, batching, settings.sgd, settings.seed, settings.precision)
-    engine, reason = choose(settings.engine, facts, recipe)
+    if settings.engine == "auto" and config["runtime"].get("name") == "flower":
+        engine, reason = choose("sequential", facts, recipe)[0], "a node trains one client"
+    else:
+        engine, reason = choose(settings.engine, facts, recipe)
     attackers = _attackers(config, facts, recipe, settings.engine)
     training = Training(
         config, settings, recipe, federation, objective, engine, reason, cohort, batching, attackers=attackers

@@ -1,0 +1,143 @@
+"""What a node does: build its half of the run, train when it is told to, and remember (DESIGN 1)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+
+import orjson
+import torch
+from flwr.app import ArrayRecord, Context
+from torch import Tensor
+
+from fedveil.core.parts import MOVE, Moves, State, Uploads
+from fedveil.core.round import PREVIOUS, depart
+from fedveil.core.stage import Context as Stance
+from fedveil.core.stage import Release
+from fedveil.privacy.noise import PerClient
+from fedveil.runtime.accounting import client_streams
+from fedveil.runtime.flower.messages import Made, Order, read_tensor, written
+from fedveil.runtime.planning import remembered
+from fedveil.runtime.prepare import Training, prepare
+
+MEMORY = "fedveil.memory"
+PUBLIC = "public"
+"""The name under which the public part of a move travels, where the server asks for it."""
+UPPER = ".upper"
+"""Behind the name of a channel whose values are one of two: one bit for each travels."""
+
+
+def pack_settings(training: Training) -> bytes:
+    """What a node must know to build the same run."""
+    sigma = training.sigma
+    noise = list(sigma.values) if isinstance(sigma, PerClient) else sigma
+    return orjson.dumps({"config": dict(training.config), "noise": noise})
+
+
+@lru_cache(maxsize=2)
+def run_of(settings: bytes) -> Training:
+    """The run with these settings; built once in a process."""
+    found = orjson.loads(settings)
+    noise = found["noise"]
+    config = found["config"]
+    config["threads"] = max(1, int(config["runtime"].get("cpus") or 1))
+    return prepare(config, calibrated=PerClient(tuple(noise)) if isinstance(noise, list) else noise)
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What local training left: the upload, what was released, and what the client is to remember."""
+
+    uploads: Uploads
+    moves: Moves
+    ctx: Stance
+    memory: Tensor | None
+    forgot: bool
+
+
+def train(training: Training, order: Order, server: State, context: Context) -> Outcome:
+    """One client's half of a round, as a run in process has it."""
+    method, client = training.method, order.client
+    held, forgot = None, False
+    if method.local.remembers:
+        found = _recall(context, order.remembered)
+        forgot = found is None and order.remembered > 0
+        held = torch.zeros(1, training.objective.layout.dim, dtype=server["w"].dtype) if found is None else found
+    ctx = Stance(
+        order.round,
+        training.objective.layout,
+        [client],
+        client_streams(training, "noise", order.round, [client]),
+        memory=remembered(server),
+        batches=client_streams(training, "batches", order.round, [client]),
+        previous=server[PREVIOUS][None, :] if PREVIOUS in server else None,
+        weights=server["w"],
+        lenient=True,
+        cohort=order.cohort,
+    )
+    with _quietly(training):
+        moves = training.engine.train(method, server, method.local.drift(held, server), ctx)
+        uploads, memory = depart(method, moves, held, server, ctx)
+    return Outcome(uploads, moves, ctx, memory, forgot)
+
+
+@contextmanager
+def _quietly(training: Training) -> Iterator[None]:
+    """With the run's number of threads, and without drawing from anybody's stream."""
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.set_num_threads(training.threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def tensors_of(uploads: Uploads) -> dict[str, Tensor]:
+    """An upload as it travels by itself."""
+    out: dict[str, Tensor] = {}
+    for name, signal in uploads.items():
+        if signal.levels is None:
+            out[name] = signal.value[0]
+        else:
+            out[name + UPPER] = (signal.value == signal.levels[1])[0]
+    public = uploads[MOVE].public
+    if isinstance(public, Tensor):
+        out[PUBLIC] = public.reshape(-1).to(uploads[MOVE].value)
+    return out
+
+
+def kinds(releases: Iterable[Release]) -> Counter[tuple[str, str, str, str, str]]:
+    """How often each kind of release was made, per client."""
+    found: Counter[tuple[str, str, str, str, str]] = Counter()
+    for release in releases:
+        ratio = f"{release.noise_std / release.bound:.9g}"
+        found[release.unit, release.mechanism, ratio, release.slot, release.channel] += release.count
+    return found
+
+
+def made(releases: Iterable[Release]) -> tuple[Made, ...]:
+    """The same as a message tells it."""
+    return tuple((*kind, count) for kind, count in sorted(kinds(releases).items()))
+
+
+def _recall(context: Context, round: int) -> Tensor | None:
+    """What this client remembered after its upload of this round (one row); None where it has nothing."""
+    record = context.state.array_records.get(MEMORY)
+    if not round or record is None or str(round) not in record:
+        return None
+    return read_tensor(MEMORY, record[str(round)])[None, :]
+
+
+def remember(context: Context, order: Order, memory: Tensor | None) -> None:
+    """Keep it under its round, beside the one that counted so far: who knows whether this upload will be used."""
+    if memory is None:
+        return
+    record = context.state.array_records.get(MEMORY)
+    before = {} if record is None else dict(record)
+    kept = {name: array for name, array in before.items() if name == str(order.remembered)}
+    context.state[MEMORY] = ArrayRecord(kept | {str(order.round): written(memory[0])})
+

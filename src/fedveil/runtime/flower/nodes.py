@@ -1,0 +1,104 @@
+"""The nodes of a federation as the server sees them: who is there, and one exchange of messages with some of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flwr.app import Message, RecordDict
+
+from fedveil.core.errors import Refused
+from fedveil.runtime.flower.messages import Hello, Malformed, Present, decode, encode
+
+Answers = dict[int, RecordDict | str]
+"""By node: what came back, or in words why nothing did."""
+
+
+@dataclass(eq=False)
+class Nodes:
+    """A Flower grid whose nodes have said who they are.
+
+    ``timeout`` is how long a node may take to answer (None: as long as it takes), ``poll`` how often the server looks.
+    """
+
+    grid: Any
+    timeout: float | None = None
+    poll: float = 0.02
+    stop: threading.Event = field(default_factory=threading.Event)
+    settings: bytes = b""
+    clients: dict[int, int] = field(default_factory=dict, init=False)
+    """The node of each client, by the client's number."""
+    roles: dict[str, int] = field(default_factory=dict, init=False)
+    present: dict[int, Present] = field(default_factory=dict, init=False)
+    """What each node has said of itself."""
+
+    def meet(self) -> None:
+        """Ask nodes that are new who they are, and forget those that have left."""
+        here = set(self.grid.get_node_ids())
+        for node in self.present.keys() - here:
+            del self.present[node]
+        strangers = sorted(here - self.present.keys())
+        hello = encode(Hello(self.settings))
+        for node, answer in self.exchange("query.hello", dict.fromkeys(strangers, hello)).items():
+            if isinstance(answer, str):
+                continue
+            try:
+                self.present[node] = decode(Present, answer)[0]
+            except Malformed:
+                continue
+        # A node that came back under another number takes its place again.
+        self.clients = {found.client: node for node, found in sorted(self.present.items()) if not found.role}
+        self.roles = {found.role: node for node, found in sorted(self.present.items()) if found.role}
+
+    def wait_for(self, clients: int, roles: frozenset[str] = frozenset(), seconds: float | None = None) -> None:
+        """Until so many clients, and these roles, are there."""
+        end = None if seconds is None else time.monotonic() + seconds
+        while True:
+            self.meet()
+            if len(self.clients) >= clients and roles <= self.roles.keys():
+                return
+            if end is not None and time.monotonic() > end:
+                missing = ", ".join(sorted(roles - self.roles.keys()))
+                raise Refused(
+                    f"runtime: {len(self.clients)} of {clients} clients are connected"
+                    f"{f', and no node is the {missing}' if missing else ''}; start the missing SuperNodes"
+                )
+            self._rest(max(self.poll, 0.2))
+
+    def exchange(self, kind: str, contents: Mapping[int, RecordDict], enough: float | None = None) -> Answers:
+        """Send each node its message and wait for the answers, no longer than ``enough`` (or the time-out)."""
+        out: Answers = {}
+        if not contents:
+            return out
+        asked = list(contents)
+        messages = [Message(contents[node], dst_node_id=node, message_type=kind) for node in asked]
+        numbers = list(self.grid.push_messages(messages))
+        if len(numbers) != len(asked):
+            raise Refused("runtime: Flower did not take every message; is a node of this run gone for good?")
+        waiting = dict(zip(numbers, asked, strict=True))
+        limit = self.timeout if enough is None else enough
+        end = None if limit is None else time.monotonic() + limit
+        while waiting:
+            for reply in self.grid.pull_messages(list(waiting)):
+                node = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if node is not None:
+                    out[node] = f"error: {_reason(reply)}" if reply.has_error() else reply.content
+            if not waiting:
+                break
+            if end is not None and time.monotonic() > end:
+                out |= dict.fromkeys(waiting.values(), f"no answer within {limit:g} s")
+                break
+            self._rest(self.poll)
+        return out
+
+    def _rest(self, seconds: float) -> None:
+        if self.stop.wait(seconds):
+            raise KeyboardInterrupt
+
+
+def _reason(reply: Message) -> str:
+    words = str(reply.error.reason or "").strip().splitlines()
+    return (words[-1] if words else f"code {reply.error.code}")[:200]

@@ -1,0 +1,221 @@
+"""A run over Flower's simulation: Ray is started with what the machine has, and everything that was started ends.
+
+Ray hands Flower's messages and contexts to its workers by pickle, in one trust domain on machines of one owner; what
+FedVeil puts into them is typed bytes all the same, as in a deployment.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedveil.core.arguments import fit
+from fedveil.core.errors import Refused, not_negative, positive
+from fedveil.runtime.checkpoint import Progress
+from fedveil.runtime.folder import Folder
+from fedveil.runtime.inline import Listener, Record, train
+from fedveil.runtime.prepare import Training
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+PATIENCE = 10.0
+"""Seconds that processes have to end by themselves."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """The settings of ``runtime=flower``."""
+
+    workers: int | None = None
+    cpus: float = 1
+    gpus: float = 0
+    ray_address: str | None = None
+    timeout: float | None = None
+
+    @classmethod
+    def read(cls, training: Training) -> Resources:
+        """Those of a run."""
+        node = {k: v for k, v in training.config["runtime"].items() if k != "name"}
+        hints: dict[str, Any] = {
+            "workers": int | None,
+            "cpus": float,
+            "gpus": float,
+            "ray_address": str | None,
+            "timeout": float | None,
+        }
+        found = cls(**{name: fit(f"runtime.{name}", node[name], hint) for name, hint in hints.items() if name in node})
+        positive(**{"runtime.cpus": found.cpus})
+        not_negative(**{"runtime.gpus": found.gpus})
+        for name in ("workers", "timeout"):
+            if getattr(found, name) is not None:
+                positive(**{f"runtime.{name}": getattr(found, name)})
+        if training.settings.torch_device.type == "cuda" and not found.gpus:
+            raise Refused("runtime.gpus: device=cuda needs a share of a GPU for each worker; give runtime.gpus=0.25 or so")
+        return found
+
+    def backend(self, place: str | None) -> dict[str, Any]:
+        """What Flower hands to Ray."""
+        import torch
+
+        init: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if self.ray_address is not None:
+            init["address"] = self.ray_address
+        else:
+            side_by_side = self.workers or max(1, int((os.cpu_count() or 1) // self.cpus))
+            init |= {
+                "num_cpus": max(1, round(side_by_side * self.cpus)),
+                "num_gpus": torch.cuda.device_count() if self.gpus else 0,
+                "include_dashboard": False,
+                "_temp_dir": place,
+                "object_store_memory": 256 * 2**20,
+            }
+        return {"init_args": init, "client_resources": {"num_cpus": self.cpus, "num_gpus": self.gpus}}
+
+
+def simulate(
+    training: Training, folder: Folder, *, resume: bool = False, listeners: Sequence[Listener] = ()
+) -> tuple[Progress, Record]:
+    """Train with every client as a virtual SuperNode."""
+    resources = Resources.read(training)
+    with _environment():
+        from fedveil.runtime.flower.client_app import app
+        from fedveil.runtime.flower.cohort import NodeCohort
+        from fedveil.runtime.flower.nodes import Nodes
+        from fedveil.runtime.flower.server_app import serving
+
+        stop = threading.Event()
+        outcome: list[tuple[Progress, Record] | BaseException] = []
+
+        def main(grid: Any, context: Any) -> None:
+            try:
+                nodes = Nodes(grid, timeout=resources.timeout, stop=stop)
+                cohort = NodeCohort(training, nodes)
+                nodes.wait_for(training.federation.population)
+                outcome.append(train(training, folder, resume=resume, listeners=listeners, clients=cohort))
+            except BaseException as problem:
+                outcome.append(problem)
+
+        _run(serving(main), app, training.federation.population, resources, stop)
+        if not outcome:
+            raise Refused("runtime: the simulation ended before training began; see the messages above")
+        if isinstance(outcome[0], BaseException):
+            raise outcome[0]
+        return outcome[0]
+
+
+def _run(server: Any, client: Any, nodes: int, resources: Resources, stop: threading.Event) -> None:
+    from flwr.simulation import run_simulation
+
+    place = None if resources.ray_address else tempfile.mkdtemp(prefix="fv")
+    before = threading.enumerate()
+    children = set(_descendants())
+    try:
+        run_simulation(
+            server_app=server, client_app=client, num_supernodes=nodes, backend_config=resources.backend(place)
+        )
+    except RuntimeError as problem:
+        if not stop.is_set():
+            raise Refused(f"runtime: Flower's simulation could not run ({_root(problem)})") from problem
+    finally:
+        stop.set()
+        started = set(_descendants()) - children
+        _shut_down()
+        for thread in threading.enumerate():
+            if thread not in before and not thread.daemon:
+                thread.join(PATIENCE)
+        _end(started | (set(_descendants()) - children))
+        if place is not None:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def _shut_down() -> None:
+    import ray
+
+    if ray.is_initialized():
+        ray.shutdown()
+
+
+def _root(problem: BaseException) -> str:
+    while problem.__cause__ is not None:
+        problem = problem.__cause__
+    return str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """No telemetry, no installing, no chatter; afterwards the environment is as it was."""
+    before = dict(os.environ)
+    os.environ.update(QUIET)
+    try:
+        import flwr.simulation  # noqa: F401
+        import ray
+    except ImportError:
+        raise Refused("runtime: flower is not installed; run `pip install 'fedveil[flower]'`") from None
+    if ray.is_initialized():
+        raise Refused("runtime: this process runs Ray already, which would end with the run; call ray.shutdown() first")
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _descendants() -> Iterator[tuple[int, str]]:
+    """Processes below this one: number, and when it began, so that a number used again is another process."""
+    parents: dict[int, list[int]] = {}
+    begun: dict[int, str] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = entry.read_text().rpartition(")")[2].split()
+            number = int(entry.parent.name)
+            parents.setdefault(int(fields[1]), []).append(number)
+            begun[number] = fields[19]
+    queue = [os.getpid()]
+    while queue:
+        for child in parents.get(queue.pop(), []):
+            queue.append(child)
+            yield child, begun[child]
+
+
+def _alive(process: tuple[int, str]) -> bool:
+    with suppress(OSError):
+        fields = Path(f"/proc/{process[0]}/stat").read_text().rpartition(")")[2].split()
+        return fields[19] == process[1] and fields[0] != "Z"
+    return False
+
+
+def _end(processes: set[tuple[int, str]]) -> None:
+    """Wait for processes that this run started, then end those that are left."""
+    for number in (None, signal.SIGTERM, signal.SIGKILL):
+        end = time.monotonic() + PATIENCE
+        left = {p for p in processes if _alive(p)}
+        for process in left if number is not None else ():
+            with suppress(ProcessLookupError):
+                os.kill(process[0], number)
+        while left and time.monotonic() < end:
+            time.sleep(0.05)
+            left = {p for p in left if _alive(p)}
+        if not left:
+            return
