@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.supercore.task_identity import TaskIdentity
 
 
 class LocalGrid:
@@ -11,6 +12,7 @@ class LocalGrid:
         self.app, self.broken = app, broken or {}
         self.contexts = {n: Context(1, n, {"partition-id": n}, RecordDict(), {}) for n in nodes}
         self.asked: list[list[int]] = []
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
 
     def get_node_ids(self):
         return list(self.contexts)

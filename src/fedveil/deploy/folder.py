@@ -20,8 +20,6 @@ from fedveil.deploy.superlink import FLOWER
 SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o755
 MARK = "superlink/superlink.conf"
 """A folder that holds this file was written here."""
-MODULE = "fedveil.runtime.flower"
-"""Where the app finds ``server_app`` and ``client_app``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,14 +148,13 @@ def _fill(root: Path, plan: Plan) -> None:
         "publisher": "federation",
         "version": __version__,
         "flower": FLOWER,
-        "module": MODULE,
         "count": str(len(plan.sites)),
         "port": str(plan.port),
         "listen": plan.listen,
         "address": plan.address,
         "names": ", ".join(dict.fromkeys((*plan.hosts, *LOOPBACK))),
         "days": str(plan.days),
-        "config": CONFIG,
+        "sites": ",".join(plan.sites),
     }
     put(root / "ca/ca.key", pem(authority.key), SECRET)
     put(root / "superlink/ca.crt", anchor, PUBLIC)
@@ -186,9 +183,6 @@ def _fill(root: Path, plan: Plan) -> None:
         put(folder / "wheels/.keep", b"", PUBLIC)
     for folder in (root / "ca", root / "superlink", *(root / "sites").iterdir()):
         folder.chmod(0o700)
-
-
-CONFIG = ""
 
 
 def _copy(group: str, place: Path, words: Mapping[str, str]) -> None:

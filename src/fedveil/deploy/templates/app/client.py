@@ -1,5 +1,5 @@
 """A site's side: FedVeil's own."""
 
-from {{module}} import client_app as app
+from fedveil.deploy.client_app import app
 
 __all__ = ["app"]

@@ -1,5 +1,5 @@
 """The server's side: FedVeil's own."""
 
-from {{module}} import server_app as app
+from fedveil.deploy.server_app import app
 
 __all__ = ["app"]

@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
-# Starts a run with the settings in settings.txt, or goes on with the one that was interrupted.
+# ./run.sh NAME starts the run NAME with the settings in settings.txt, or goes on with it where it was interrupted.
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
-exec "$here/flwr.sh" run "$here/{{app}}" federation "$@"
+name="${1:?give the run a name, such as ./run.sh first}"
+exec "$here/flwr.sh" run "$here/{{app}}" federation --stream \
+    --run-config "settings='$here/settings.txt' folder='$here/state/runs/$name'" "${@:2}"
