@@ -17,12 +17,12 @@ from fedveil.local.objective import Loss
 from fedveil.privacy.statement import Statement
 from fedveil.report.html import write_report
 from fedveil.runtime.calibrate import load_noise, save_noise
+from fedveil.runtime.choice import carry_out
 from fedveil.runtime.config import Config, resolve
 from fedveil.runtime.config import load as load_config
 from fedveil.runtime.evaluate import score
 from fedveil.runtime.folder import Folder, read_json
 from fedveil.runtime.inline import Listener
-from fedveil.runtime.choice import carry_out
 from fedveil.runtime.model import OWN, Task, build_objective, first_line
 from fedveil.runtime.prepare import Training, build_federation, prepare
 from fedveil.runtime.result import Result

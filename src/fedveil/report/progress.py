@@ -100,9 +100,9 @@ def conclude(console: Console, summary: dict[str, Any], rows: Sequence[Sequence[
     """The end of a run: how good, how long, what is proved, and where to read more."""
     accuracy = "" if summary["accuracy"] is None else f"accuracy {summary['accuracy']:.4f}, "
     worst = "" if summary["worst10_accuracy"] is None else f"worst 10 % of clients {summary['worst10_accuracy']:.4f}, "
+    loss = "" if summary["loss"] is None else f"loss {summary['loss']:.4f} "
     console.print(
-        f"{summary['status']}: {accuracy}{worst}loss {summary['loss']:.4f} after {summary['rounds']} rounds "
-        f"in {summary['seconds']:.1f} s",
+        f"{summary['status']}: {accuracy}{worst}{loss}after {summary['rounds']} rounds in {summary['seconds']:.1f} s",
         highlight=False,
         soft_wrap=True,
     )

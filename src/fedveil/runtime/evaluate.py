@@ -28,7 +28,9 @@ def score(outputs: Tensor, y: Tensor, loss: Loss) -> dict[str, float | None]:
 
 
 def test_scores(training: Training, server: State) -> dict[str, float | None]:
-    """Scores of the global model on the common test set."""
+    """Scores of the global model on the common test set; None where there is none."""
+    if not len(training.federation.test):
+        return {"accuracy": None, "loss": None}
     test = _placed(training, training.federation.test)
     return score(training.engine.outputs(server, test.x), test.y, training.objective.loss)
 

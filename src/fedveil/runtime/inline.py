@@ -297,6 +297,7 @@ def sent_down(method: Method, name: str) -> bool:
 
 def measures(moves: Moves) -> Record:
     """What a round's record says of local training."""
+
     def span(values: Tensor) -> Record:
         return {"mean": float(values.double().mean()), "min": float(values.min()), "max": float(values.max())}
 

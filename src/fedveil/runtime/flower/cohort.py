@@ -100,7 +100,9 @@ class NodeCohort:
             return None
         return torch.full((len(ctx.clients), 1), float(ctx.round))
 
-    def orders(self, progress: Progress, ctx: Context, rows: Sequence[int], journeys: Mapping[int, bytes] = {}) -> dict[int, RecordDict]:
+    def orders(
+        self, progress: Progress, ctx: Context, rows: Sequence[int], journeys: Mapping[int, bytes] | None = None
+    ) -> dict[int, RecordDict]:
         """An order for each of these rows whose node is there, by node."""
         state = sent(self.training, progress.server)
         out = {}
@@ -117,19 +119,21 @@ class NodeCohort:
                 client,
                 len(ctx.clients),
                 0 if held is None else int(held[0]),
-                journeys.get(row, b""),
+                (journeys or {}).get(row, b""),
             )
             out[node] = encode(order, state)
         return out
 
-    def read(self, ctx: Context, row: int, answer: RecordDict, lines: Sequence[Line], shapes: Shapes, limit: int) -> tuple[Trained, dict[str, Tensor]]:
+    def read(
+        self, ctx: Context, row: int, answer: RecordDict, lines: Sequence[Line], shapes: Shapes, limit: int
+    ) -> tuple[Trained, dict[str, Tensor]]:
         """A node's report and tensors, checked against what it was asked for and what was charged."""
         client = ctx.clients[row]
         report, tensors = decode(Trained, answer, shapes, limit)
         if (report.round, report.client) != (ctx.round, client):
             raise Malformed(f"an answer of client {report.client} for round {report.round}")
-        charged = kinds(line.release for line in lines if line.release.slot != "on_mean" and client in (line.clients or ()))
-        if {made[:5]: made[5] for made in report.releases} != dict(charged):
+        own = [x.release for x in lines if x.release.slot != "on_mean" and client in (x.clients or ())]
+        if {made[:5]: made[5] for made in report.releases} != dict(kinds(own)):
             raise Malformed("it released other things than were charged")
         return report, tensors
 
@@ -154,8 +158,8 @@ class NodeCohort:
                 continue
             try:
                 report, tensors = self.read(ctx, row, answer, lines, shapes, SMALL)
-            except Malformed as why:
-                instead[row] = str(why)
+            except Malformed as problem:
+                instead[row] = str(problem)
                 continue
             if why := unusable(tensors):
                 instead[row] = why

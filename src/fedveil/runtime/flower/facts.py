@@ -30,7 +30,7 @@ def travels(training: Training, clients: Sequence[int], like: Tensor) -> Tensor:
 
 
 def foresee(training: Training, planner: Planner, server: State, ctx: Context) -> Uploads:
-    """The coming uploads of ``ctx.clients``: zeros with true facts; ``ctx.memory`` becomes what stages remember next."""
+    """The coming uploads of ``ctx.clients``: zeros with true facts; ``ctx.memory`` is then that of the next round."""
     clients = [k for k in ctx.clients if k is not None]
     steps = [training.batching.steps_for(int(training.federation.sizes[k])) for k in clients]
     kinds: dict[tuple[object, ...], int] = {}
@@ -51,10 +51,8 @@ def foresee(training: Training, planner: Planner, server: State, ctx: Context) -
 
 def _one(training: Training, server: State, ctx: Context, client: int, steps: int) -> tuple[Uploads, dict[str, Tensor]]:
     method, sgd, w = training.method, training.settings.sgd, server["w"]
-    own = replace(
-        ctx, clients=[client], streams=[stream(0, "rehearsal")], batches=[], releases=[], memory=dict(ctx.memory), log={},
-        cohort=len(ctx.clients),
-    )  # fmt: skip
+    alone = replace(ctx, clients=[client], streams=[stream(0, "rehearsal")], batches=[], cohort=len(ctx.clients))
+    own = replace(alone, releases=[], memory=dict(ctx.memory), log={})
     zero = w.new_zeros(1, w.numel())
     far = travels(training, [client], w)
     facts: list[Signal] = []

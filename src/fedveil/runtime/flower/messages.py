@@ -10,7 +10,6 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import lru_cache
 from math import prod
 from typing import Any, ClassVar, TypeVar
 
@@ -59,7 +58,6 @@ class Present:
     client: int
     role: str
     examples: int
-    digest: bytes
     key: bytes
     facts: dict[str, Any]
 
@@ -120,7 +118,9 @@ def encode(words: Words, tensors: Tensors | None = None) -> RecordDict:
     return RecordDict(content)
 
 
-def decode(kind: type[W], content: RecordDict, shapes: Shapes | None = None, limit: int = LONGEST) -> tuple[W, dict[str, Tensor]]:
+def decode(
+    kind: type[W], content: RecordDict, shapes: Shapes | None = None, limit: int = LONGEST
+) -> tuple[W, dict[str, Tensor]]:
     """The inverse; with ``shapes``, exactly these tensors must be there. Everything else is malformed."""
     config = content.config_records.get(RECORD)
     body = None if config is None else config.get("words")
@@ -152,10 +152,14 @@ def _words(kind: type[W], body: bytes) -> W:
     return kind(*raw[2])
 
 
-@lru_cache
-def _hints(kind: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind)}
+_known: dict[str, dict[str, Any]] = {}
+
+
+def _hints(kind: type[Words]) -> dict[str, Any]:
+    if kind.kind not in _known:
+        hints = typing.get_type_hints(kind)
+        _known[kind.kind] = {f.name: hints[f.name] for f in fields(kind)}
+    return _known[kind.kind]
 
 
 def _is(value: object, hint: Any) -> bool:

@@ -20,6 +20,7 @@ from fedveil.core.stage import Release
 from fedveil.privacy.noise import PerClient
 from fedveil.runtime.accounting import client_streams
 from fedveil.runtime.flower.messages import Made, Order, read_tensor, written
+from fedveil.runtime.flower.sites import Sites, at_node, own_data, task_of
 from fedveil.runtime.planning import remembered
 from fedveil.runtime.prepare import Training, prepare
 
@@ -32,19 +33,26 @@ UPPER = ".upper"
 
 def pack_settings(training: Training) -> bytes:
     """What a node must know to build the same run."""
-    sigma = training.sigma
+    sigma, data = training.sigma, training.federation
     noise = list(sigma.values) if isinstance(sigma, PerClient) else sigma
-    return orjson.dumps({"config": dict(training.config), "noise": noise})
+    task = task_of(data) if isinstance(data, Sites) else None
+    return orjson.dumps({"config": dict(training.config), "noise": noise, "task": task})
+
+
+def run_of(settings: bytes, client: int, path: str | None) -> Training:
+    """The run with these settings, built once in a process; for all clients where they share a known data set."""
+    return _built(settings, client, path) if orjson.loads(settings)["task"] is not None else _built(settings)
 
 
 @lru_cache(maxsize=2)
-def run_of(settings: bytes) -> Training:
-    """The run with these settings; built once in a process."""
+def _built(settings: bytes, client: int | None = None, path: str | None = None) -> Training:
     found = orjson.loads(settings)
-    noise = found["noise"]
-    config = found["config"]
+    noise, config, task = found["noise"], found["config"], found["task"]
     config["threads"] = max(1, int(config["runtime"].get("cpus") or 1))
-    return prepare(config, calibrated=PerClient(tuple(noise)) if isinstance(noise, list) else noise)
+    data = None
+    if task is not None and client is not None:
+        data = at_node(task, client, own_data(config, client, path))
+    return prepare(config, data=data, calibrated=PerClient(tuple(noise)) if isinstance(noise, list) else noise)
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,4 +148,3 @@ def remember(context: Context, order: Order, memory: Tensor | None) -> None:
     before = {} if record is None else dict(record)
     kept = {name: array for name, array in before.items() if name == str(order.remembered)}
     context.state[MEMORY] = ArrayRecord(kept | {str(order.round): written(memory[0])})
-

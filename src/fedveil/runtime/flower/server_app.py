@@ -1,12 +1,38 @@
-"""The ServerApp: the round loop with nodes in the place of clients (``fedveil.runtime.flower.server_app:app``)."""
+"""The ServerApp: the round loop with nodes in the place of clients (``fedveil.runtime.flower.server_app:app``).
+
+Its run config names ``settings`` (a text file with one ``name=value`` a line, as ``fedveil run`` takes them),
+``folder`` (the run folder; one that was begun is gone on with), ``clients`` (how many nodes take part) and ``wait``
+(seconds to wait for them). Relative paths begin at the folder that the environment variable
+``FEDVEIL_FEDERATION`` names, or else where the SuperLink was started.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import orjson
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+
+from fedveil.core.errors import Refused
+from fedveil.runtime.calibrate import load_noise, save_noise
+from fedveil.runtime.config import load, resolve
+from fedveil.runtime.flower.cohort import NodeCohort
+from fedveil.runtime.flower.nodes import Nodes
+from fedveil.runtime.flower.sites import at_server
+from fedveil.runtime.folder import Folder
+from fedveil.runtime.inline import Listener, Record, train
+from fedveil.runtime.prepare import Training, prepare
+
+WAIT = 300.0
+PATIENCE = 600.0
+"""Seconds that a site has to answer, where ``runtime.timeout`` does not say."""
+POLL = 1.0
+
+app = ServerApp()
 
 
 def serving(main: Callable[[Grid, Context], Any]) -> ServerApp:
@@ -14,3 +40,80 @@ def serving(main: Callable[[Grid, Context], Any]) -> ServerApp:
     made = ServerApp()
     made.main()(main)
     return made
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Carry out, or go on with, the run that the run config names."""
+    deploy(grid, context.run_config, listeners=[Lines()])
+
+
+def deploy(grid: Any, run_config: Any, listeners: Sequence[Listener] = ()) -> Folder:
+    """Train over nodes that have their own data; returns the run folder, to which a report can be added."""
+    place = _path(run_config.get("folder", "run"))
+    begun = (place / "config.yaml").is_file()
+    config = (
+        load(place / "config.yaml") if begun else resolve(_lines(_path(run_config.get("settings", "settings.txt"))))
+    )
+    config["runtime"] = {"name": "flower", **{k: v for k, v in config["runtime"].items() if k != "name"}}
+    patience = config["runtime"].get("timeout") or PATIENCE
+    count = int(run_config.get("clients") or config["population"] or 0)
+    if count < 1:
+        raise Refused(
+            "clients: how many sites take part? give population=... in the settings, or clients=... in the app"
+        )
+    config["population"] = count
+    nodes = Nodes(grid, timeout=float(patience), poll=POLL, settings=orjson.dumps(config))
+    nodes.wait_for(count, seconds=float(run_config.get("wait", WAIT)))
+    present = [nodes.present[nodes.clients[k]] for k in sorted(nodes.clients)]
+    if [one.client for one in present] != list(range(count)):
+        raise Refused(f"clients: {count} sites are numbered 0 to {count - 1}, and {[p.client for p in present]} came")
+    folder = Folder(place) if begun else Folder.create(place, "federation")
+    training = prepare(config, data=at_server(config, present), calibrated=load_noise(folder))
+    if training.method.private and training.settings.privacy.rng != "secure":
+        raise Refused(
+            "privacy.rng: seeded noise is known to everybody who knows the seed, such as the server; set "
+            "privacy.rng=secure between real sites"
+        )
+    config["threads"] = training.threads
+    if not begun:
+        folder.save_config(config)
+        if training.sigma is not None:
+            save_noise(folder, training.sigma)
+    train(training, folder, resume=begun, listeners=listeners, clients=NodeCohort(training, nodes))
+    return folder
+
+
+class Lines:
+    """Progress in plain lines, for `flwr log`."""
+
+    def opened(self, training: Training, folder: Folder, done: int, notes: Sequence[str]) -> None:
+        """What is about to happen."""
+        for line in (*training.opening, *notes, f"folder: {folder.path}"):
+            print(line, flush=True)
+
+    def round(self, record: Record) -> None:
+        """One line a round."""
+        words = [f"round {record['round']}"]
+        words += [f"{name} {record[name]:.4f}" for name in ("accuracy", "loss") if record.get(name) is not None]
+        words += [f"excluded {e['client']}: {e['why']}" for e in record.get("excluded", ())]
+        words += [f"aborted: {record['aborted']}"] if record.get("aborted") else []
+        print("  ".join(words), flush=True)
+
+    def closed(self, summary: Record | None) -> None:
+        """How it ended."""
+        print("interrupted" if summary is None else f"{summary['status']}: {summary['statement']}", flush=True)
+
+
+def _path(text: Any) -> Path:
+    return Path(os.environ.get("FEDVEIL_FEDERATION", ".")) / Path(str(text)).expanduser()
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError as problem:
+        raise Refused(
+            f"{path}: the settings of the run cannot be read ({problem.strerror}); write them there"
+        ) from None
+    return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]

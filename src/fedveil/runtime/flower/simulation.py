@@ -66,7 +66,9 @@ class Resources:
             if getattr(found, name) is not None:
                 positive(**{f"runtime.{name}": getattr(found, name)})
         if training.settings.torch_device.type == "cuda" and not found.gpus:
-            raise Refused("runtime.gpus: device=cuda needs a share of a GPU for each worker; give runtime.gpus=0.25 or so")
+            raise Refused(
+                "runtime.gpus: device=cuda needs a share of a GPU for each worker; give runtime.gpus=0.25 or so"
+            )
         return found
 
     def backend(self, place: str | None) -> dict[str, Any]:
@@ -208,14 +210,17 @@ def _alive(process: tuple[int, str]) -> bool:
 
 def _end(processes: set[tuple[int, str]]) -> None:
     """Wait for processes that this run started, then end those that are left."""
-    for number in (None, signal.SIGTERM, signal.SIGKILL):
-        end = time.monotonic() + PATIENCE
-        left = {p for p in processes if _alive(p)}
-        for process in left if number is not None else ():
+    left = _ended(processes)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in left:
             with suppress(ProcessLookupError):
                 os.kill(process[0], number)
-        while left and time.monotonic() < end:
-            time.sleep(0.05)
-            left = {p for p in left if _alive(p)}
-        if not left:
-            return
+        left = _ended(left)
+
+
+def _ended(processes: set[tuple[int, str]]) -> set[tuple[int, str]]:
+    """Those that are still there when the patience is over."""
+    end = time.monotonic() + PATIENCE
+    while (left := {p for p in processes if _alive(p)}) and time.monotonic() < end:
+        time.sleep(0.05)
+    return left

@@ -1,0 +1,76 @@
+"""The ServerApp over nodes that read their own files."""
+
+import numpy as np
+import orjson
+import pytest
+from tests.flower.loopback import Loopback
+from tests.support import require
+
+require("flwr")
+
+from fedveil.core.errors import Refused  # noqa: E402
+from fedveil.runtime.flower.client_app import app  # noqa: E402
+from fedveil.runtime.flower.server_app import deploy  # noqa: E402
+
+SETTINGS = """
+# a table with the same columns everywhere
+data=csv
+data.label=y
+data.bounds={a: [-3, 3], b: [-3, 3]}
+model=logistic
+rounds=8
+lr=8
+steps=5
+"""
+
+
+def table(path, seed, rows=40, columns="a,b,y"):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(rows, 2))
+    lines = [f"{a:.4f},{b:.4f},{'yes' if a + b > 0 else 'no'}" for a, b in x]
+    path.write_text("\n".join([columns, *lines]) + "\n")
+    return path
+
+
+def sites(tmp_path, count=3, **given):
+    configs = [
+        {"number": k, "site": f"site{k}", "data": str(table(tmp_path / f"{k}.csv", k, 40 + k))} for k in range(count)
+    ]
+    return Loopback(app, configs, **given)
+
+
+def settings(tmp_path, *more):
+    (tmp_path / "settings.txt").write_text(SETTINGS + "\n".join(more))
+    return {"settings": str(tmp_path / "settings.txt"), "folder": str(tmp_path / "run"), "clients": 3, "wait": 1}
+
+
+def test_sites_train_on_files_that_the_server_never_sees(tmp_path):
+    grid = sites(tmp_path)
+    test = table(tmp_path / "test.csv", 9, 200)
+    folder = deploy(grid, settings(tmp_path, f"data.test={test}", "method=scaffold"))
+    summary = orjson.loads(folder.summary.read_bytes())
+    assert summary["rounds"] == 8 and summary["accuracy"] > 0.9 and summary["population"] == 3
+    assert orjson.loads(folder.clients.read_bytes())["names"] == ["site0", "site1", "site2"]
+    grid.configs = grid.configs[:0]
+    again = deploy(grid, settings(tmp_path))  # it has ended: nothing runs again
+    assert orjson.loads(again.summary.read_bytes())["model_hash"] == summary["model_hash"]
+
+
+def test_without_a_test_set_nothing_is_said_about_accuracy(tmp_path):
+    summary = orjson.loads(deploy(sites(tmp_path), settings(tmp_path)).summary.read_bytes())
+    assert summary["accuracy"] is None and summary["loss"] is None
+
+
+def test_noise_from_a_known_seed_is_refused_between_real_sites(tmp_path):
+    with pytest.raises(Refused, match="privacy.rng=secure"):
+        deploy(sites(tmp_path), settings(tmp_path, "method=dp_fedavg_local", "clip_norm=1", "sigma=1"))
+    private = ("method=dp_fedavg_local", "clip_norm=1", "sigma=1", "privacy.rng=secure")
+    config = settings(tmp_path, *private) | {"folder": str(tmp_path / "other")}
+    assert orjson.loads(deploy(sites(tmp_path), config).summary.read_bytes())["rounds"] == 8
+
+
+def test_sites_whose_columns_differ_are_refused(tmp_path):
+    grid = sites(tmp_path)
+    table(tmp_path / "1.csv", 1, columns="a,c,y")
+    with pytest.raises(Refused, match=r"2 of 3 clients|columns"):
+        deploy(grid, settings(tmp_path))
