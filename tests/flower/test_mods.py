@@ -13,9 +13,7 @@ from tests.flower.test_strategy import SHAPES, app, options, run
 
 
 def with_mod(mod, **more):
-    made = app(**more)
-    made._mods.append(mod)
-    return made
+    return app(mods=[mod], **more)
 
 
 def length(arrays):

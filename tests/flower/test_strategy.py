@@ -25,8 +25,8 @@ def start_arrays():
     return record
 
 
-def app(step=lambda node: float(node), examples=lambda node: node):
-    made = ClientApp()
+def app(step=lambda node: float(node), examples=lambda node: node, mods=()):
+    made = ClientApp(mods=list(mods))
 
     @made.train()
     def train(msg, ctxt):
@@ -34,7 +34,8 @@ def app(step=lambda node: float(node), examples=lambda node: node):
         out = ArrayRecord()
         for name, array in arrays.items():
             value = array.numpy()
-            out[name] = Array(value + np.asarray(step(ctxt.node_id) if value.dtype.kind == "f" else 1, value.dtype))
+            more = step(ctxt.node_id) if value.dtype.kind == "f" else 1
+            out[name] = Array(np.asarray(value + np.asarray(more, value.dtype)))
         metrics = MetricRecord({"num-examples": examples(ctxt.node_id), "loss": 0.5})
         return Message(RecordDict({"arrays": out, "metrics": metrics}), reply_to=msg)
 
