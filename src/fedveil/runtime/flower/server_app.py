@@ -53,7 +53,7 @@ def deploy(grid: Any, run_config: Any, listeners: Sequence[Listener] = ()) -> Fo
     place = _path(run_config.get("folder", "run"))
     begun = (place / "config.yaml").is_file()
     config = (
-        load(place / "config.yaml") if begun else resolve(_lines(_path(run_config.get("settings", "settings.txt"))))
+        load(place / "config.yaml") if begun else configuration(_path(run_config.get("settings", "settings.txt")))
     )
     config["runtime"] = {"name": "flower", **{k: v for k, v in config["runtime"].items() if k != "name"}}
     patience = config["runtime"].get("timeout") or PATIENCE
@@ -109,11 +109,12 @@ def _path(text: Any) -> Path:
     return Path(os.environ.get("FEDVEIL_FEDERATION", ".")) / Path(str(text)).expanduser()
 
 
-def _lines(path: Path) -> list[str]:
+def configuration(path: Path) -> dict[str, Any]:
+    """What the settings in a file say; empty lines and those that begin with # are for people."""
     try:
-        lines = path.read_text().splitlines()
+        texts = [line.strip() for line in path.read_text().splitlines()]
     except OSError as problem:
         raise Refused(
             f"{path}: the settings of the run cannot be read ({problem.strerror}); write them there"
         ) from None
-    return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    return resolve(["runtime=flower", *(text for text in texts if text and not text.startswith("#"))])
