@@ -11,7 +11,7 @@ from tests.flower.loopback import Loopback
 
 from fedveil.runtime.config import resolve
 from fedveil.runtime.flower.client_app import app
-from fedveil.runtime.flower.cohort import NodeCohort
+from fedveil.runtime.flower.cohort import NodeCohort, roles
 from fedveil.runtime.flower.nodes import Nodes
 from fedveil.runtime.folder import Folder
 from fedveil.runtime.inline import train
@@ -27,7 +27,8 @@ def training_of(*settings: str) -> Training:
 
 def grid_for(training: Training, **options: Any) -> Loopback:
     count = training.federation.population
-    return Loopback(app, [{"partition-id": k, "num-partitions": count} for k in range(count)], **options)
+    others = [{"role": role} for role in roles(training)]
+    return Loopback(app, [{"partition-id": k} for k in range(count)] + others, **options)
 
 
 def over_nodes(
@@ -36,7 +37,7 @@ def over_nodes(
     """A run over nodes: where it stands at the end, its summary, its folder and its grid."""
     grid = grid or grid_for(training)
     nodes = Nodes(grid, timeout=timeout, poll=0.001)
-    nodes.wait_for(training.federation.population)
+    nodes.wait_for(training.federation.population, frozenset(roles(training)))
     folder = Folder(out) if resume else Folder.create(out, "run")
     progress, summary = train(training, folder, resume=resume, clients=NodeCohort(training, nodes))
     return progress, summary, folder, grid

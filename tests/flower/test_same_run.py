@@ -22,3 +22,34 @@ def test_plain_uploads(tmp_path, method, dtype, tolerance):
     _, _, here = in_process(training, tmp_path / "here")
     _, _, there, _ = over_nodes(training, tmp_path / "there")
     same(here, there, tolerance)
+
+
+DISTRIBUTED = ("method=ddp_fedavg", "transport=masks", "clip_norm=1", "sigma=1", "population=12", "cohort=10")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-10)])
+def test_distributed_noise_under_masks(tmp_path, dtype, tolerance):
+    training = training_of(*DISTRIBUTED, f"dtype={dtype}")
+    _, _, here = in_process(training, tmp_path / "here")
+    _, _, there, _ = over_nodes(training, tmp_path / "there")
+    same(here, there, tolerance)
+
+
+def test_weighted_means_under_masks_with_clients_that_drop_out(tmp_path):
+    training = training_of("method=fedavg", "transport=masks", "transport.dropout=0.2", "population=12", "cohort=10")
+    _, _, here = in_process(training, tmp_path / "here")
+    _, _, there, _ = over_nodes(training, tmp_path / "there")
+    same(here, there, 1e-6)
+    one, other = ([e["masks"]["dropped"] for e in f.read_events()] for f in (here, there))
+    assert one == other and any(one)
+
+
+@pytest.mark.parametrize("perturb", ["weights", "delta"])
+@pytest.mark.parametrize("mechanism", ["two_point", "hybrid"])
+def test_ldp_fl_with_a_shuffler_on_a_node(tmp_path, mechanism, perturb):
+    settings = ("method=ldp_fl", "transport=shuffle", "privacy.epsilon=2", f"mechanism={mechanism}", "split=layer")
+    training = training_of(*settings, f"perturb={perturb}")
+    _, _, here = in_process(training, tmp_path / "here")
+    _, _, there, grid = over_nodes(training, tmp_path / "there")
+    same(here, there, 1e-6)
+    assert {kind for kind, _, _ in grid.seen} == {"query.hello", "query.open", "train", "query.shuffle"}

@@ -49,7 +49,7 @@ def test_two_lists_are_never_both_signed_by_enough(play):
         mine = {k: s for k, s in signed.items() if (k < 4) == (seat < 4)}
         with pytest.raises(Unsafe, match="signatures of the list"):
             play.clients[seat].unmask(play.server._lines[seat].seal(Signatures(mine)))
-        play.server._lines[seat]._sent -= 1
+        play.server._lines[seat].sent -= 1
         with pytest.raises(Tampered):
             play.clients[seat].unmask(play.server._lines[seat].seal(Signatures(signed)))
 
@@ -62,7 +62,7 @@ def test_a_signature_counts_for_one_client(play):
     for table in (dict.fromkeys(range(N), signed[0]), {k: signed[k % 2] for k in range(N)}):
         with pytest.raises(Tampered):
             play.clients[0].unmask(play.server._lines[0].seal(Signatures(table)))
-        play.server._lines[0]._sent -= 1
+        play.server._lines[0].sent -= 1
 
 
 def test_signatures_of_clients_that_are_gone_do_not_count(play):
@@ -94,7 +94,7 @@ def test_withheld_boxes_are_noticed(play):
     play.frames = play.server.close()
     near = play.session.neighbours(0)
     line = play.server._lines[0]
-    line._sent -= 1
+    line.sent -= 1
     kept = {k: play.server._shares[k].boxes[0] for k in sorted(near)[1:]}
     play.clients[0].mask(line.seal(Boxes(kept)), play.rows[0])
     with pytest.raises(Unsafe, match="other neighbours"):
@@ -104,7 +104,7 @@ def test_withheld_boxes_are_noticed(play):
 def test_keys_that_the_server_puts_in_place_of_a_clients_are_noticed(play):
     play.until("share")
     line = play.server._lines[0]
-    line._sent -= 1
+    line.sent -= 1
     table = play.server._keys_for(0)
     seat = min(table)
     other = Play(play.session.plan, play.rows, BITS)
@@ -112,7 +112,7 @@ def test_keys_that_the_server_puts_in_place_of_a_clients_are_noticed(play):
     for false in (bytes(len(table[seat])), next(iter(other.server._keys_for(0).values())), table[max(table)]):
         with pytest.raises(Tampered):
             play.clients[0].share(line.seal(Roster(table | {seat: false})))
-        line._sent -= 1
+        line.sent -= 1
 
 
 def test_an_advert_of_the_same_session_among_other_members_is_no_good(play):

@@ -42,16 +42,16 @@ def playing(stage, active=False):
 
 def forged(line, kind, body, prefix=b""):
     """A frame with any body under the seal of whoever owns this end of the line: a peer that lies."""
-    head = Header(kind.kind, line._me, line._other, line._sent, line._session).write() + prefix
-    return head + seal(line._out, line._sent, body, head)
+    head = Header(kind.kind, line._me, line._other, line.sent, line._session).write() + prefix
+    return head + seal(line._out, line.sent, body, head)
 
 
 def asked(play, seat, message):
     """Another question than the one that the server has just sealed for a client."""
     line = play.server._lines[seat]
-    line._sent -= 1
+    line.sent -= 1
     frame = forged(line, type(message), encode(message))
-    line._sent += 1
+    line.sent += 1
     return frame
 
 
@@ -289,9 +289,9 @@ def test_ten_thousand_accidents_crash_nothing(direction, active):
 
 def contents(line, frame, prefix=b""):
     """The fields of the frame that this end of a line sealed last, which it then forgets."""
-    line._sent -= 1
+    line.sent -= 1
     start = 34 + len(prefix)
-    return msgpack.unpackb(unseal(line._out, line._sent, frame[start:], frame[:start]), strict_map_key=False)
+    return msgpack.unpackb(unseal(line._out, line.sent, frame[start:], frame[:start]), strict_map_key=False)
 
 
 @pytest.mark.parametrize("active", [False, True])

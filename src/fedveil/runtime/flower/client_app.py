@@ -11,9 +11,25 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fedveil.core.errors import Refused
-from fedveil.runtime.flower.messages import Hello, Malformed, Order, Present, Trained, decode, encode
+from fedveil.core.parts import Uploads
+from fedveil.runtime.flower import masked, shuffled
+from fedveil.runtime.flower.messages import (
+    Envelopes,
+    Frame,
+    Hello,
+    Invite,
+    Malformed,
+    Opening,
+    Order,
+    Present,
+    Trained,
+    decode,
+    encode,
+)
 from fedveil.runtime.flower.node import made, remember, run_of, tensors_of, train
 from fedveil.runtime.flower.sites import own_data
+from fedveil.runtime.prepare import Training
+from fedveil.transport.shuffle import Shuffle
 
 NUMBERS = ("number", "partition-id")
 app = ClientApp()
@@ -37,7 +53,10 @@ def data_of(context: Context) -> str | None:
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
     """Say who this is, and what the data looks like where it is the node's own."""
-    asked, client = decode(Hello, message.content)[0], client_of(context)
+    asked, role = decode(Hello, message.content)[0], str(context.node_config.get("role", ""))
+    if role:
+        return Message(encode(Present(-1, role, 0, b"", {})), reply_to=message)
+    client = client_of(context)
     if not asked.settings:
         return Message(encode(Present(client, "", 0, b"", {})), reply_to=message)
     own = own_data(orjson.loads(asked.settings), client, data_of(context))
@@ -56,6 +75,7 @@ def trained(message: Message, context: Context) -> Message:
     outcome = train(training, order, state, context)
     remember(context, order, outcome.memory)
     open_book = not training.method.private
+    each = "each" in training.method.transport.reveals
     report = Trained(
         order.round,
         client,
@@ -63,6 +83,41 @@ def trained(message: Message, context: Context) -> Message:
         made(outcome.ctx.releases),
         float(outcome.moves.loss[0]) if open_book else None,
         float(outcome.moves.delta.value.norm()) if open_book else None,
-        b"",
+        b"" if each else _hidden(training, order, outcome.uploads, context),
     )
-    return Message(encode(report, tensors_of(outcome.uploads)), reply_to=message)
+    return Message(encode(report, tensors_of(outcome.uploads) if each else None), reply_to=message)
+
+
+def _hidden(training: Training, order: Order, uploads: Uploads, context: Context) -> bytes:
+    """An upload that the server must not see, in a frame of its transport."""
+    if isinstance(training.method.transport, Shuffle):
+        return shuffled.upload(training, order, uploads, context)
+    return masked.upload(training, order, uploads, context)
+
+
+@app.query("invite")
+def invited(message: Message, context: Context) -> Message:
+    """Take a seat in a session of masks."""
+    invite = decode(Invite, message.content)[0]
+    training = run_of(invite.settings, client_of(context), data_of(context))
+    return Message(encode(masked.accept(training, invite, context)), reply_to=message)
+
+
+@app.query("masks")
+def masks(message: Message, context: Context) -> Message:
+    """The next stage of that session."""
+    frame = decode(Frame, message.content)[0]
+    training = run_of(masked.settings_of(context), client_of(context), data_of(context))
+    return Message(encode(masked.answer(training, frame, context)), reply_to=message)
+
+
+@app.query("open")
+def opened(message: Message, context: Context) -> Message:
+    """The shuffler: a round begins."""
+    return Message(encode(shuffled.begin(decode(Opening, message.content)[0], context)), reply_to=message)
+
+
+@app.query("shuffle")
+def shuffle(message: Message, context: Context) -> Message:
+    """The shuffler: the round's envelopes."""
+    return Message(encode(shuffled.finish(decode(Envelopes, message.content)[0], context)), reply_to=message)

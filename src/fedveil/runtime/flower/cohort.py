@@ -6,25 +6,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from flwr.app import RecordDict
 from torch import Tensor
 
 from fedveil.core.errors import Refused
 from fedveil.core.parts import MOVE, Moves, State, Uploads
-from fedveil.core.round import Arrival, arrive, depart, nobody
+from fedveil.core.round import Arrival, Carry, arrive, depart, nobody
 from fedveil.core.stage import Context
 from fedveil.privacy.ledger import Line
 from fedveil.runtime.accounting import Bookkeeper
 from fedveil.runtime.checkpoint import Progress
+from fedveil.runtime.flower import masked, shuffled
 from fedveil.runtime.flower.facts import filled, foresee, travels
 from fedveil.runtime.flower.messages import Malformed, Order, Shapes, Trained, decode, encode
 from fedveil.runtime.flower.node import PUBLIC, UPPER, kinds, pack_settings
 from fedveil.runtime.flower.nodes import Nodes
 from fedveil.runtime.inline import Record, sent_down
 from fedveil.runtime.prepare import Training
+from fedveil.transport.masks import Masks
+from fedveil.transport.shuffle import Shuffle
 
-Reports = dict[int, Trained]
-"""What nodes said of their training, by row."""
+SMALL = 2**20
+"""Bytes of a report beside its tensors and frame."""
 
 
 def check(training: Training) -> None:
@@ -40,6 +42,21 @@ def check(training: Training) -> None:
             "runtime: a stage with memory counts over all clients of a round, which nodes that are apart cannot; use a "
             "fixed clip, or runtime=inline"
         )
+    transport = method.transport
+    if isinstance(transport, Masks):
+        masked.check(transport)
+    elif isinstance(transport, Shuffle):
+        shuffled.check(transport)
+    elif "each" not in transport.reveals:
+        raise Refused(
+            f"transport: {type(transport).__name__} has no parties on Flower nodes; use transport=plain, masks or "
+            "shuffle, or set runtime=inline"
+        )
+
+
+def roles(training: Training) -> tuple[str, ...]:
+    """Parties beside clients and server, each on a node of its own."""
+    return (shuffled.ROLE,) if isinstance(training.method.transport, Shuffle) else ()
 
 
 @dataclass(eq=False)
@@ -58,16 +75,25 @@ class NodeCohort:
     def carry_out(
         self, progress: Progress, ctx: Context, books: Bookkeeper, lines: Sequence[Line], record: Record
     ) -> tuple[Arrival, Tensor | None]:
-        """One round; ``memory`` rows hold the round in which an upload was used, of clients that keep memories."""
-        training, server = self.training, progress.server
-        cohort = [k for k in ctx.clients if k is not None]
+        """One round. What the server remembers of a client is the last round in which its upload was used."""
+        training, method, server = self.training, self.training.method, progress.server
         self.nodes.meet()
         facts = self._foreseen(books, server, ctx)
         ctx.releases.extend(replace(x.release, clients=x.clients) for x in lines if x.release.slot != "on_mean")
-        uploads, instead, reports = self._gathered(progress, ctx, facts, lines)
-        moves = self._moves(facts, cohort, reports, record)
-        arrival = arrive(training.method, uploads, training.shares(cohort, moves), server, ctx, instead)
-        return arrival, self._rounds(ctx)
+        moves = self._moves(facts, ctx, record)
+        round = Round(self, progress, ctx, lines, facts)
+        uploads, instead, carry = facts, dict[int, str | None](), None
+        try:
+            if "each" not in method.transport.reveals:
+                carry = round.journey()
+            elif ctx.clients:
+                uploads, instead = round.uploads()
+            shares = training.shares([k for k in ctx.clients if k is not None], moves)
+            arrival = arrive(method, uploads, shares, server, ctx, instead, carry)
+        finally:
+            round.tell(record)
+        rounds = torch.full((len(ctx.clients), 1), float(ctx.round))
+        return arrival, rounds if method.local.remembers else None
 
     def _foreseen(self, books: Bookkeeper, server: State, ctx: Context) -> Uploads:
         if ctx.clients:
@@ -76,96 +102,60 @@ class NodeCohort:
         held = w.new_empty(0, w.numel()) if self.training.method.local.remembers else None
         return depart(self.training.method, nobody(w), held, server, ctx)[0]
 
-    def _moves(self, facts: Uploads, cohort: list[int], reports: Reports, record: Record) -> Moves | None:
-        """What is known of local training without looking into it."""
+    def _moves(self, facts: Uploads, ctx: Context, record: Record) -> Moves | None:
+        """What is known of local training without looking into it; None where nobody came."""
+        cohort = [k for k in ctx.clients if k is not None]
         if not cohort:
             return None
-        training = self.training
-        sizes = training.federation.sizes
-        steps = torch.tensor([training.batching.steps_for(int(sizes[k])) for k in cohort])
+        sizes, batching = self.training.federation.sizes, self.training.batching
+        steps = torch.tensor([batching.steps_for(int(sizes[k])) for k in cohort])
         record["steps"] = {"min": int(steps.min()), "max": int(steps.max())}
-        for name, values in (
-            ("train_loss", [r.loss for r in reports.values() if r.loss is not None]),
-            ("move_norm", [r.norm for r in reports.values() if r.norm is not None]),
-        ):
-            if values:
-                record[name] = {"mean": sum(values) / len(values), "min": min(values), "max": max(values)}
-        forgot = [cohort[row] for row, report in reports.items() if report.forgot]
-        if forgot:
-            record["forgot"] = forgot
-        return Moves(facts[MOVE], travels(training, cohort, facts[MOVE].value), steps, torch.zeros(len(cohort)))
+        far = travels(self.training, cohort, facts[MOVE].value)
+        return Moves(facts[MOVE], far, steps, torch.zeros(len(cohort)))
 
-    def _rounds(self, ctx: Context) -> Tensor | None:
-        if not self.training.method.local.remembers:
-            return None
-        return torch.full((len(ctx.clients), 1), float(ctx.round))
 
-    def orders(
-        self, progress: Progress, ctx: Context, rows: Sequence[int], journeys: Mapping[int, bytes] | None = None
-    ) -> dict[int, RecordDict]:
-        """An order for each of these rows whose node is there, by node."""
-        state = sent(self.training, progress.server)
-        out = {}
-        for row in rows:
-            client = ctx.clients[row]
-            assert client is not None
-            node = self.nodes.clients.get(client)
-            if node is None:
-                continue
-            held = progress.memory.rows.get(client)
-            order = Order(
-                self.settings,
-                ctx.round,
-                client,
-                len(ctx.clients),
-                0 if held is None else int(held[0]),
-                (journeys or {}).get(row, b""),
+@dataclass(eq=False)
+class Round:
+    """One round's exchange with nodes; ``reports`` are those of nodes that trained as they should, by row."""
+
+    cohort: NodeCohort
+    progress: Progress
+    ctx: Context
+    lines: Sequence[Line]
+    facts: Uploads
+    reports: dict[int, Trained] = field(default_factory=dict, init=False)
+
+    @property
+    def nodes(self) -> Nodes:
+        """Who is there."""
+        return self.cohort.nodes
+
+    def journey(self) -> Carry:
+        """How uploads travel that the server never sees one by one."""
+        transport = self.cohort.training.method.transport
+        settings = self.cohort.settings
+        if isinstance(transport, Shuffle):
+            return lambda uploads, weights, ctx: shuffled.carried(
+                transport, self.nodes, self.frames, uploads, weights, ctx
             )
-            out[node] = encode(order, state)
-        return out
+        assert isinstance(transport, Masks)  # check() has refused the others
+        return lambda uploads, weights, ctx: masked.carried(
+            transport, self.nodes, settings, self.frames, uploads, weights, ctx
+        )
 
-    def read(
-        self, ctx: Context, row: int, answer: RecordDict, lines: Sequence[Line], shapes: Shapes, limit: int
-    ) -> tuple[Trained, dict[str, Tensor]]:
-        """A node's report and tensors, checked against what it was asked for and what was charged."""
-        client = ctx.clients[row]
-        report, tensors = decode(Trained, answer, shapes, limit)
-        if (report.round, report.client) != (ctx.round, client):
-            raise Malformed(f"an answer of client {report.client} for round {report.round}")
-        own = [x.release for x in lines if x.release.slot != "on_mean" and client in (x.clients or ())]
-        if {made[:5]: made[5] for made in report.releases} != dict(kinds(own)):
-            raise Malformed("it released other things than were charged")
-        return report, tensors
-
-    def _gathered(
-        self, progress: Progress, ctx: Context, facts: Uploads, lines: Sequence[Line]
-    ) -> tuple[Uploads, dict[int, str | None], Reports]:
-        """Uploads as they came, one row per client; why some did not; and what nodes reported."""
-        if not ctx.clients:
-            return facts, {}, {}
-        shapes, n = shapes_of(facts), len(ctx.clients)
-        values = {name: signal.value.new_zeros(n, signal.dim) for name, signal in facts.items()}
-        public = values[MOVE].new_zeros(n, facts[MOVE].dim) if PUBLIC in shapes else None
-        orders = self.orders(progress, ctx, range(n))
-        answers = self.nodes.exchange("train", orders)
+    def uploads(self) -> tuple[Uploads, dict[int, str | None]]:
+        """Uploads that travel one by one, a row for each client; and why some did not come."""
+        shapes, n = shapes_of(self.facts), len(self.ctx.clients)
+        values = {name: signal.value.new_zeros(n, signal.dim) for name, signal in self.facts.items()}
+        public = values[MOVE].new_zeros(n, self.facts[MOVE].dim) if PUBLIC in shapes else None
         instead: dict[int, str | None] = {}
-        reports: Reports = {}
-        for row, client in enumerate(ctx.clients):
-            assert client is not None
-            answer = answers.get(self.nodes.clients.get(client, 0), "its node is not connected")
-            if isinstance(answer, str):
-                instead[row] = answer
-                continue
-            try:
-                report, tensors = self.read(ctx, row, answer, lines, shapes, SMALL)
-            except Malformed as problem:
-                instead[row] = str(problem)
-                continue
-            if why := unusable(tensors):
+        for row, found in self._trained(dict.fromkeys(range(n), b""), None, shapes, SMALL).items():
+            why = found if isinstance(found, str) else unusable(found[1])
+            if isinstance(found, str) or why:
                 instead[row] = why
                 continue
-            reports[row] = report
-            for name, signal in facts.items():
+            self.reports[row], tensors = found
+            for name, signal in self.facts.items():
                 if signal.levels is None:
                     values[name][row] = tensors[name]
                 else:
@@ -173,16 +163,65 @@ class NodeCohort:
                     values[name][row] = torch.where(tensors[name + UPPER], high, low)
             if public is not None:
                 public[row] = tensors[PUBLIC]
-        return filled(facts, values, public), instead, reports
+        return filled(self.facts, values, public), instead
 
+    def frames(self, sent: Mapping[int, bytes], counts: Tensor | None, limit: int) -> dict[int, bytes | str]:
+        """Have the clients of these rows train and answer a transport's frame; their frames, or why there is none."""
+        out: dict[int, bytes | str] = {}
+        for row, found in self._trained(sent, counts, {}, limit).items():
+            if isinstance(found, str):
+                out[row] = found
+            else:
+                self.reports[row] = found[0]
+                out[row] = found[0].frame
+        return out
 
-SMALL = 2**20
-"""Bytes of a report without its tensors."""
+    def _trained(
+        self, frames: Mapping[int, bytes], counts: Tensor | None, shapes: Shapes, limit: int
+    ) -> dict[int, tuple[Trained, dict[str, Tensor]] | str]:
+        """Send orders to these rows; what came back, checked against what was asked for and what was charged."""
+        state = {k: v for k, v in self.progress.server.items() if sent_down(self.cohort.training.method, k)}
+        clients = {row: self.ctx.clients[row] for row in frames}
+        orders = {row: encode(self._order(row, frame, counts), state) for row, frame in frames.items()}
+        out: dict[int, tuple[Trained, dict[str, Tensor]] | str] = {}
+        for row, answer in self.nodes.ask("train", clients, orders).items():
+            if isinstance(answer, str):
+                out[row] = answer
+                continue
+            try:
+                report, tensors = decode(Trained, answer, shapes, limit)
+                self._check(row, report)
+                out[row] = report, tensors
+            except Malformed as why:
+                out[row] = str(why)
+        return out
 
+    def _order(self, row: int, frame: bytes, counts: Tensor | None) -> Order:
+        client = self.ctx.clients[row]
+        assert client is not None
+        held = self.progress.memory.rows.get(client)
+        since = 0 if held is None else int(held[0])
+        share = None if counts is None else float(counts[row])
+        return Order(self.cohort.settings, self.ctx.round, client, len(self.ctx.clients), since, share, frame)
 
-def sent(training: Training, server: State) -> State:
-    """What clients need of the server's state."""
-    return {name: value for name, value in server.items() if sent_down(training.method, name)}
+    def _check(self, row: int, report: Trained) -> None:
+        client = self.ctx.clients[row]
+        if (report.round, report.client) != (self.ctx.round, client):
+            raise Malformed(f"an answer of client {report.client} for round {report.round}")
+        own = [x.release for x in self.lines if x.release.slot != "on_mean" and client in (x.clients or ())]
+        if {made[:5]: made[5] for made in report.releases} != dict(kinds(own)):
+            raise Malformed("it released other things than were charged")
+
+    def tell(self, record: Record) -> None:
+        """What the round's line says of local training: what nodes told, where nothing of it is protected."""
+        for name, values in (
+            ("train_loss", [r.loss for r in self.reports.values() if r.loss is not None]),
+            ("move_norm", [r.norm for r in self.reports.values() if r.norm is not None]),
+        ):
+            if values:
+                record[name] = {"mean": sum(values) / len(values), "min": min(values), "max": max(values)}
+        if forgot := [self.ctx.clients[row] for row, report in self.reports.items() if report.forgot]:
+            record["forgot"] = forgot
 
 
 def shapes_of(facts: Uploads) -> Shapes:

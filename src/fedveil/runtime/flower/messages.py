@@ -64,9 +64,10 @@ class Present:
 
 @dataclass(frozen=True)
 class Order:
-    """Server to node: train in this round, from the state beside it; ``journey`` is for the transport.
+    """Server to node: train in this round, from the state beside it; ``frame`` is of the transport's protocol.
 
     ``remembered`` is the round from which the node's memory counts: the last one in which its upload was used.
+    ``share`` is what the upload counts in a sum, where uploads are weighted before they leave.
     """
 
     kind: ClassVar[str] = "order"
@@ -75,12 +76,13 @@ class Order:
     client: int
     cohort: int
     remembered: int
-    journey: bytes
+    share: float | None
+    frame: bytes
 
 
 @dataclass(frozen=True)
 class Trained:
-    """Node to server: what was released, and the upload beside it or in ``journey``.
+    """Node to server: what was released, and the upload beside it or in a ``frame`` of the transport's protocol.
 
     ``loss`` and ``norm`` are there only where a method protects nothing.
     """
@@ -92,27 +94,81 @@ class Trained:
     releases: tuple[Made, ...]
     loss: float | None
     norm: float | None
-    journey: bytes
+    frame: bytes
 
 
 @dataclass(frozen=True)
-class Step:
-    """Server to node and back: one exchange of a transport's protocol."""
+class Invite:
+    """Server to node: take a seat in a session of masks."""
 
-    kind: ClassVar[str] = "step"
+    kind: ClassVar[str] = "invite"
+    settings: bytes
+    session: bytes
+    clients: int
+    length: int
+    seat: int
+    server: bytes
+
+
+@dataclass(frozen=True)
+class Frame:
+    """Server to node and back: a frame of a transport's own protocol, for this ``stage`` of it."""
+
+    kind: ClassVar[str] = "frame"
     stage: str
-    round: int
-    journey: bytes
+    frame: bytes
 
 
-Words = Hello | Present | Order | Trained | Step
-W = TypeVar("W", Hello, Present, Order, Trained, Step)
+@dataclass(frozen=True)
+class Opening:
+    """Server to shuffler: a round begins; what :class:`~fedveil.transport.shuffle.messages.Open` says."""
+
+    kind: ClassVar[str] = "opening"
+    open: bytes
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Shuffler to server: the key to which clients seal their envelopes for it."""
+
+    kind: ClassVar[str] = "opened"
+    key: bytes
+
+
+@dataclass(frozen=True)
+class Keys:
+    """Server to client, in the frame of an order: the server's key of this round, and the shuffler's."""
+
+    kind: ClassVar[str] = "keys"
+    server: bytes
+    shuffler: bytes
+
+
+@dataclass(frozen=True)
+class Envelopes:
+    """Server to shuffler: what clients sealed for it, by seat."""
+
+    kind: ClassVar[str] = "envelopes"
+    envelopes: dict[int, bytes]
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Shuffler to server: batches in random order, how many parts came, and how many were left out, by reason."""
+
+    kind: ClassVar[str] = "shuffled"
+    batches: tuple[bytes, ...]
+    arrived: int
+    refused: dict[str, int]
+
+
+Words = Hello | Present | Order | Trained | Invite | Frame | Opening | Opened | Keys | Envelopes | Shuffled
+W = TypeVar("W", Hello, Present, Order, Trained, Invite, Frame, Opening, Opened, Keys, Envelopes, Shuffled)
 
 
 def encode(words: Words, tensors: Tensors | None = None) -> RecordDict:
     """A message's content."""
-    body = msgpack.packb([VERSION, words.kind, [getattr(words, f.name) for f in fields(words)]])
-    content: dict[str, Any] = {RECORD: ConfigRecord({"words": body})}
+    content: dict[str, Any] = {RECORD: ConfigRecord({"words": pack(words)})}
     if tensors:
         content["tensors"] = ArrayRecord({name: written(value) for name, value in tensors.items()})
     return RecordDict(content)
@@ -133,10 +189,17 @@ def decode(
     if shapes is not None:
         _fits(arrays, shapes)
     tensors = {name: read_tensor(name, array) for name, array in arrays.items()}
-    return _words(kind, body), tensors
+    return unpack(kind, body), tensors
 
 
-def _words(kind: type[W], body: bytes) -> W:
+def pack(words: Words) -> bytes:
+    """The body of a message."""
+    body: bytes = msgpack.packb([VERSION, words.kind, [getattr(words, f.name) for f in fields(words)]])
+    return body
+
+
+def unpack(kind: type[W], body: bytes) -> W:
+    """The inverse; what has other fields or types is malformed."""
     try:
         raw: Any = msgpack.unpackb(body, use_list=False, strict_map_key=False)
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException):

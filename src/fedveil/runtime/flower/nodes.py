@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flwr.app import Message, RecordDict
 
-from fedveil.core.errors import Refused
+from fedveil.core.errors import Aborted, Refused
 from fedveil.runtime.flower.messages import Hello, Malformed, Present, decode, encode
 
 Answers = dict[int, RecordDict | str]
@@ -29,6 +29,9 @@ class Nodes:
     poll: float = 0.02
     stop: threading.Event = field(default_factory=threading.Event)
     settings: bytes = b""
+    extra: tuple[str, ...] = ()
+    """Roles of nodes that a simulation numbers after its ``population`` clients."""
+    population: int | None = None
     clients: dict[int, int] = field(default_factory=dict, init=False)
     """The node of each client, by the client's number."""
     roles: dict[str, int] = field(default_factory=dict, init=False)
@@ -46,12 +49,16 @@ class Nodes:
             if isinstance(answer, str):
                 continue
             try:
-                self.present[node] = decode(Present, answer)[0]
+                self.present[node] = self._placed(decode(Present, answer, {})[0])
             except Malformed:
                 continue
         # A node that came back under another number takes its place again.
         self.clients = {found.client: node for node, found in sorted(self.present.items()) if not found.role}
         self.roles = {found.role: node for node, found in sorted(self.present.items()) if found.role}
+
+    def _placed(self, found: Present) -> Present:
+        behind = -1 if self.population is None else found.client - self.population
+        return replace(found, client=-1, role=self.extra[behind]) if 0 <= behind < len(self.extra) else found
 
     def wait_for(self, clients: int, roles: frozenset[str] = frozenset(), seconds: float | None = None) -> None:
         """Until so many clients, and these roles, are there."""
@@ -93,6 +100,22 @@ class Nodes:
                 break
             self._rest(self.poll)
         return out
+
+    def ask(
+        self, kind: str, clients: Mapping[int, int | None], contents: Mapping[int, RecordDict]
+    ) -> dict[int, RecordDict | str]:
+        """The same by rows: who each is, what it is sent, and what came back or why nothing did."""
+        nodes = {row: self.clients.get(-1 if client is None else client) for row, client in clients.items()}
+        found = self.exchange(kind, {node: contents[row] for row, node in nodes.items() if node is not None})
+        return {row: "its node is not connected" if node is None else found[node] for row, node in nodes.items()}
+
+    def ask_role(self, role: str, kind: str, content: RecordDict) -> RecordDict:
+        """One exchange with the node that has this role; a round without it is aborted."""
+        node = self.roles.get(role)
+        answer = "it is not connected" if node is None else self.exchange(kind, {node: content})[node]
+        if isinstance(answer, str):
+            raise Aborted(f"no answer from the {role} ({answer}); start its SuperNode")
+        return answer
 
     def _rest(self, seconds: float) -> None:
         if self.stop.wait(seconds):

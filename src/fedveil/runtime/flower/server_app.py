@@ -20,7 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedveil.core.errors import Refused
 from fedveil.runtime.calibrate import load_noise, save_noise
 from fedveil.runtime.config import load, resolve
-from fedveil.runtime.flower.cohort import NodeCohort
+from fedveil.runtime.flower.cohort import NodeCohort, roles
 from fedveil.runtime.flower.nodes import Nodes
 from fedveil.runtime.flower.sites import at_server
 from fedveil.runtime.folder import Folder
@@ -64,7 +64,8 @@ def deploy(grid: Any, run_config: Any, listeners: Sequence[Listener] = ()) -> Fo
         )
     config["population"] = count
     nodes = Nodes(grid, timeout=float(patience), poll=POLL, settings=orjson.dumps(config))
-    nodes.wait_for(count, seconds=float(run_config.get("wait", WAIT)))
+    wait = float(run_config.get("wait", WAIT))
+    nodes.wait_for(count, seconds=wait)
     present = [nodes.present[nodes.clients[k]] for k in sorted(nodes.clients)]
     if [one.client for one in present] != list(range(count)):
         raise Refused(f"clients: {count} sites are numbered 0 to {count - 1}, and {[p.client for p in present]} came")
@@ -75,6 +76,7 @@ def deploy(grid: Any, run_config: Any, listeners: Sequence[Listener] = ()) -> Fo
             "privacy.rng: seeded noise is known to everybody who knows the seed, such as the server; set "
             "privacy.rng=secure between real sites"
         )
+    nodes.wait_for(count, frozenset(roles(training)), seconds=wait)
     config["threads"] = training.threads
     if not begun:
         folder.save_config(config)

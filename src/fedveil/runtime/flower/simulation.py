@@ -97,23 +97,23 @@ def simulate(
     resources = Resources.read(training)
     with _environment():
         from fedveil.runtime.flower.client_app import app
-        from fedveil.runtime.flower.cohort import NodeCohort
+        from fedveil.runtime.flower.cohort import NodeCohort, roles
         from fedveil.runtime.flower.nodes import Nodes
         from fedveil.runtime.flower.server_app import serving
 
-        stop = threading.Event()
+        stop, population, parties = threading.Event(), training.federation.population, roles(training)
         outcome: list[tuple[Progress, Record] | BaseException] = []
 
         def main(grid: Any, context: Any) -> None:
             try:
-                nodes = Nodes(grid, timeout=resources.timeout, stop=stop)
+                nodes = Nodes(grid, timeout=resources.timeout, stop=stop, extra=parties, population=population)
                 cohort = NodeCohort(training, nodes)
-                nodes.wait_for(training.federation.population)
+                nodes.wait_for(population, frozenset(parties))
                 outcome.append(train(training, folder, resume=resume, listeners=listeners, clients=cohort))
             except BaseException as problem:
                 outcome.append(problem)
 
-        _run(serving(main), app, training.federation.population, resources, stop)
+        _run(serving(main), app, population + len(parties), resources, stop)
         if not outcome:
             raise Refused("runtime: the simulation ended before training began; see the messages above")
         if isinstance(outcome[0], BaseException):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgpack
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -36,17 +37,48 @@ class Client:
     this session; ``identity`` signs where the server is not trusted to follow the protocol.
     """
 
-    def __init__(self, session: Session, seat: int, server: bytes, identity: Ed25519PrivateKey | None = None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        seat: int,
+        server: bytes,
+        identity: Ed25519PrivateKey | None = None,
+        secrets: tuple[bytes, bytes, bytes] | None = None,
+    ) -> None:
         self.session, self.seat = session, seat
         self._neighbours = session.neighbours(seat)
         self._identity = identity
-        self._sealing, self._masking, self._seed = Pair(), Pair(), seed()
+        fresh = (None, None, seed()) if secrets is None else secrets
+        self._sealing, self._masking, self._seed = Pair(fresh[0]), Pair(fresh[1]), fresh[2]
         self._line = Channel(self._sealing, server, session.plan, session.payload, session.id, seat, me=seat)
         self._adverts: dict[int, Advert] = {}
         self._box_keys: dict[int, bytes] = {}
         self._held: dict[int, bytes] = {}
         self._list: Survivors | None = None
         self._stage = "advertise"
+
+    def saved(self) -> bytes:
+        """Everything that this client is, secrets included, for a place of its own between two messages."""
+        shown = None if self._list is None else [self._list.alive, self._list.gone]
+        adverts = {seat: [a.sealing, a.masking, a.signature] for seat, a in self._adverts.items()}
+        secrets = [self._sealing.private(), self._masking.private(), self._seed]
+        out: bytes = msgpack.packb(
+            [secrets, self._line.sent, adverts, self._box_keys, self._held, shown, self._stage], use_bin_type=True
+        )
+        return out
+
+    @classmethod
+    def restored(
+        cls, data: bytes, session: Session, seat: int, server: bytes, identity: Ed25519PrivateKey | None = None
+    ) -> Client:
+        """The inverse of :meth:`saved`; ``data`` comes from that client's own place and nowhere else."""
+        secrets, sent, adverts, box_keys, held, shown, stage = msgpack.unpackb(data, strict_map_key=False)
+        client = cls(session, seat, server, identity, secrets)
+        client._line.sent = sent
+        client._adverts = {seat: Advert(*fields) for seat, fields in adverts.items()}
+        client._box_keys, client._held, client._stage = box_keys, held, stage
+        client._list = None if shown is None else Survivors(*shown)
+        return client
 
     def advertise(self) -> bytes:
         """Fresh public keys for this session."""

@@ -190,13 +190,13 @@ class Channel:
         self._out, self._in = (down, up) if me == SERVER else (up, down)
         self._me, self._other = me, seat if me == SERVER else SERVER
         self._plan, self._payload, self._session = plan, payload, session
-        self._sent = 0
+        self.sent = 0
 
     def seal(self, message: Message, prefix: bytes = b"") -> bytes:
         """The next frame; a ``prefix`` stands open between its header and its sealed body."""
-        head = Header(message.kind, self._me, self._other, self._sent, self._session).write() + prefix
-        frame = head + seal(self._out, self._sent, encode(message), head)
-        self._sent += 1
+        head = Header(message.kind, self._me, self._other, self.sent, self._session).write() + prefix
+        frame = head + seal(self._out, self.sent, encode(message), head)
+        self.sent += 1
         return frame
 
     def open(self, kind: type[M], frame: bytes, prefix: int = 0) -> M:
@@ -205,7 +205,7 @@ class Channel:
         if (header.session, header.sender, header.recipient) != (self._session, self._other, self._me):
             raise Foreign("a frame of another session, from or to somebody else")
         # Both sides take turns, and the client begins.
-        if header.kind != kind.kind or header.number != self._sent - (self._me != SERVER):
+        if header.kind != kind.kind or header.number != self.sent - (self._me != SERVER):
             raise Replayed(f"frame {header.number} of kind {header.kind}, but {kind.__name__} was expected")
         if len(frame) > limit(kind, self._plan, self._payload):
             raise Oversized(f"{kind.__name__} of {len(frame)} bytes")

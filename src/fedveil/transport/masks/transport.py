@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -101,28 +101,36 @@ class Masks:
         if list(ctx.clients) == [None]:  # nobody came: there is nobody to run the protocol with
             return Delivery({name: s.value * float(weights[0]) for name, s in uploads.items()}, 0)
         n = len(weights)
-        try:
-            plan = self.plan(n)
-        except Refused as why:  # a Poisson cohort may be smaller than the one that was planned for
-            raise Aborted(str(why)) from None
-        top = float(weights.max())
-        counts = weights / top
-        equal = bool(torch.all(weights == weights[0]))
-        encoded = [self._encode(name, signal, None if equal else counts, n) for name, signal in uploads.items()]
-        pieces = [whole for whole, _ in encoded]
-        if not equal:
-            pieces.append((counts * self._top(n)).round().to(torch.int64).numpy()[:, None])
-        rows = _residues(np.concatenate(pieces, axis=1), self.bits)
-        leaving, traffic = self._leaving(n, ctx), Traffic()
-        ctx.log["masks"] = {
-            "degree": plan.degree,
-            "threshold": plan.threshold,
-            "least": plan.least,
-            "dropped": dict(Counter(leaving.values())),
-            "clipped": sum(cut for _, cut in encoded),
-            "stages": traffic.stages,
-        }
+        plan, counts = self.planned(n), counted(weights)
+        rows, cut = self.words(uploads, counts, n)
+        leaving, traffic = self.leaving(n, ctx), Traffic()
+        ctx.log["masks"] = note(plan, leaving, traffic) | {"clipped": cut}
         total, survivors = summed(plan, self.bits, rows, leaving, traffic)
+        return self.delivery(total, survivors, uploads, weights, traffic.up)
+
+    def planned(self, n: int) -> Plan:
+        """The plan of a round; a Poisson cohort may be smaller than the one that the run was planned for."""
+        try:
+            return self.plan(n)
+        except Refused as why:
+            raise Aborted(str(why)) from None
+
+    def words(self, uploads: Mapping[str, Signal], counts: Tensor | None, n: int) -> tuple[Words, int]:
+        """Rows as whole numbers modulo 2^bits for a sum of ``n`` of them, and how many had to be clipped.
+
+        ``counts`` are the rows' c_k where these differ; they come last in each row then.
+        """
+        encoded = [self._encode(name, signal, counts, n) for name, signal in uploads.items()]
+        pieces = [whole for whole, _ in encoded]
+        if counts is not None:
+            pieces.append((counts * self._top(n)).round().to(torch.int64).numpy()[:, None])
+        return _residues(np.concatenate(pieces, axis=1), self.bits), sum(cut for _, cut in encoded)
+
+    def delivery(
+        self, total: Words, survivors: list[int], uploads: Mapping[str, Signal], weights: Tensor, sent: int
+    ) -> Delivery:
+        """What the sum over the survivors' rows says; of ``uploads`` it reads lengths and grids alone."""
+        n, top = len(weights), float(weights.max())
         whole, start, sums = centred(total, self.bits), 0, {}
         for name, signal in uploads.items():
             part = torch.from_numpy(whole[start : start + signal.dim].copy()).double()
@@ -130,8 +138,9 @@ class Masks:
             sums[name] = (part * (unit * top))[None, :].to(signal.value)
             start += signal.dim
         arrived = None if len(survivors) == n else torch.tensor(survivors)
+        equal = counted(weights) is None
         weight = len(survivors) * top if equal else float(whole[-1]) / self._top(n) * top
-        return Delivery(sums, traffic.up, arrived, weight)
+        return Delivery(sums, sent, arrived, weight)
 
     def _top(self, n: int) -> int:
         """The largest whole number that n clients may send without a wrap."""
@@ -171,7 +180,7 @@ class Masks:
             units = units.clamp(-top, top)
         return units.to(torch.int64).numpy(), cut
 
-    def _leaving(self, n: int, ctx: Context) -> dict[int, str]:
+    def leaving(self, n: int, ctx: Context) -> dict[int, str]:
         """Who drops out of this simulated round, and before which stage."""
         if not self.dropout:
             return {}
@@ -181,6 +190,22 @@ class Masks:
         stages = [stage for stage in STAGES if stage != "sign" or self.active_server]
         who = ctx.chance.choice(n, count, replace=False)
         return {int(k): stages[int(ctx.chance.integers(len(stages)))] for k in who}
+
+
+def counted(weights: Tensor) -> Tensor | None:
+    """c_k = w_k / max w of each upload; None where all are equal and need not travel."""
+    return None if bool(torch.all(weights == weights[0])) else weights / float(weights.max())
+
+
+def note(plan: Plan, leaving: Mapping[int, str], traffic: Traffic) -> dict[str, Any]:
+    """What the round's line says of a session; the traffic is counted while it lasts."""
+    return {
+        "degree": plan.degree,
+        "threshold": plan.threshold,
+        "least": plan.least,
+        "dropped": dict(Counter(leaving.values())),
+        "stages": traffic.stages,
+    }
 
 
 def _residues(values: Integers, bits: int) -> Words:

@@ -93,39 +93,60 @@ class Shuffle:
 
     def carry(self, uploads: Mapping[str, Signal], weights: Any, ctx: Context) -> Delivery:
         """Split, seal, collect, shuffle, open, and average what arrived about each weight."""
-        codecs = {name: self._codec(signal, ctx.layout) for name, signal in uploads.items()}
-        lengths = [length for codec in codecs.values() for length in codec.lengths]
+        codecs, lengths = self.forms(uploads, ctx.layout)
         clients = next(iter(uploads.values())).rows
-        if self.seal and clients * len(lengths) > MANY:
+        if self.seal:
+            self.refuse_size(clients, lengths)
+        came = self._arrivals(clients, len(lengths), ctx)
+        least = self.fewest(clients)
+        if self.seal:
+            totals, counts, sent, refused = self._sealed(uploads, codecs, lengths, came, least, ctx.round)
+        else:
+            totals, counts, sent, refused = _unsealed(uploads, codecs, lengths, came, least, ctx.round)
+        ctx.log["parts"] = self.note(clients, int(came.sum()), counts, refused)
+        return self.delivery(codecs, totals, counts, clients, sent)
+
+    def forms(self, uploads: Mapping[str, Signal], layout: Layout) -> tuple[dict[str, Codec], list[int]]:
+        """How each channel is cut, and the length of a report about each position."""
+        codecs = {name: self._codec(signal, layout) for name, signal in uploads.items()}
+        return codecs, [length for codec in codecs.values() for length in codec.lengths]
+
+    def fewest(self, clients: int) -> int:
+        """How many parts about a position must come."""
+        return max(1, int(np.ceil(self.least * clients - 1e-9)))
+
+    def refuse_size(self, clients: int, lengths: list[int]) -> None:
+        """Refuse rounds of more, or of longer, sealed parts than can be handled."""
+        if clients * len(lengths) > MANY:
             raise Refused(
                 f"transport.seal: {clients} clients sealing {len(lengths):,} parts each takes minutes a round; "
                 "set split=layer, or transport.seal=false to simulate the order alone"
             )
-        if self.seal and clients * (max(lengths) + ENVELOPE + OVERHEAD) > LONGEST:
+        if clients * (max(lengths) + ENVELOPE + OVERHEAD) > LONGEST:
             raise Refused(
                 f"transport.split: {clients} parts of {max(lengths):,} bytes make a batch above the limit of "
                 f"{LONGEST:,}; use mechanism=two_point or split=weight, or simulate the order alone with "
                 "transport.seal=false"
             )
-        came = self._arrivals(clients, len(lengths), ctx)
-        least = max(1, int(np.ceil(self.least * clients - 1e-9)))
-        if self.seal:
-            totals, counts, sent, refused = self._sealed(uploads, codecs, lengths, came, least, ctx.round)
-        else:
-            totals, counts, sent, refused = _unsealed(uploads, codecs, lengths, came, least, ctx.round)
+
+    def note(self, clients: int, arrived: int, counts: Rows, refused: Counter[str]) -> dict[str, Any]:
+        """What the round's line says of the parts."""
         taken = int((counts > 0).sum())
-        ctx.log["parts"] = {
-            "sent": clients * len(lengths),
-            "arrived": int(came.sum()),
-            "positions": len(lengths),
-            "withheld": len(lengths) - taken,
+        return {
+            "sent": clients * len(counts),
+            "arrived": arrived,
+            "positions": len(counts),
+            "withheld": len(counts) - taken,
             "smallest_crowd": int(counts[counts > 0].min()) if taken else 0,
             "sealed": self.seal,
             "refused": dict(refused),
         }
-        if not taken:
+
+    def delivery(self, codecs: Mapping[str, Codec], totals: Rows, counts: Rows, clients: int, sent: int) -> Delivery:
+        """The means of what arrived; a round in which nothing was let through is aborted."""
+        if not (counts > 0).any():
             raise Aborted(
-                f"fewer than {least} of {clients} parts arrived about every {self.split}; "
+                f"fewer than {self.fewest(clients)} of {clients} parts arrived about every {self.split}; "
                 "wait longer, or set transport.least lower"
             )
         return Delivery(_means(codecs, totals, counts), sent)
