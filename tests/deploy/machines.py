@@ -117,11 +117,16 @@ class Machines:
 
     def superlink(self) -> None:
         self.start("superlink", [str(self.folder / "superlink/start.sh")])
-        until(lambda: listening(self.port), 60, "the SuperLink listens")
+        until(lambda: listening(self.port) or self.died("superlink"), 60, "the SuperLink listens")
 
     def register(self) -> None:
         done = self.call([str(self.folder / "superlink/register.sh")])
         assert done.returncode == 0, done.stdout + done.stderr
+
+    def died(self, part: str) -> bool:
+        """Never true: a process that ended too early is an error."""
+        assert self.started[part].poll() is None, self.said(part)[-3000:]
+        return False
 
     def site(self, name: str) -> None:
         self.start(name, [str(self.folder / "sites" / name / "start.sh")])

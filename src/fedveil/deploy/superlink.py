@@ -7,10 +7,12 @@ have no account check in the open-source SuperLink, so they are answered on the 
 
 from __future__ import annotations
 
+import importlib
 import ipaddress
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from fedveil.core.errors import Refused
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 FLOWER = "1.41.0"
 """The version whose interfaces the gate knows; with any other one nothing is started."""
 OPEN = "/v1/fleet/"
+PR_SET_PDEATHSIG = 1
 
 
 class Gate:
@@ -84,6 +87,26 @@ def offline() -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
+def tied(module: Any) -> None:
+    """Let helpers that a Flower module starts end with this process, however it ends.
+
+    They look for it themselves, but not while they wait to try a connection once more.
+    """
+    import ctypes
+    import signal
+    import subprocess
+
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def ask_for_the_signal() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    def popen(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(*args, **kwargs, preexec_fn=ask_for_the_signal)
+
+    module.subprocess = SimpleNamespace(Popen=popen, TimeoutExpired=subprocess.TimeoutExpired)
+
+
 def main() -> None:
     """Start the SuperLink; options are those of ``flower-superlink``."""
     offline()
@@ -91,11 +114,12 @@ def main() -> None:
     if "--insecure" in sys.argv or "--enable-supernode-auth" not in sys.argv:
         raise Refused("superlink: TLS and node authentication are not optional here; use the start script as written")
     from flwr.superlink import extensions
-    from flwr.superlink.cli.flower_superlink import flower_superlink
     from starlette.middleware import Middleware
 
     extensions.get_middleware = lambda: (Middleware(Gate),)
-    flower_superlink()
+    command = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    tied(command)
+    command.flower_superlink()
 
 
 if __name__ == "__main__":

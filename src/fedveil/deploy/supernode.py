@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedveil.core.errors import Refused
-from fedveil.deploy.superlink import check_flower, offline
+from fedveil.deploy.superlink import check_flower, offline, tied
 
 APPROVED = "FEDVEIL_APPROVED_APPS"
 GET_FAB = 4
@@ -73,6 +73,7 @@ def main() -> None:
     from flwr.supernode.cli.flower_supernode import flower_supernode
 
     start_client_internal._init_connection = guarded(start_client_internal._init_connection, Path(place))
+    tied(start_client_internal)
     flower_supernode()
 
 
