@@ -123,6 +123,9 @@ class Machines:
         done = self.call([str(self.folder / "superlink/register.sh")])
         assert done.returncode == 0, done.stdout + done.stderr
 
+    def alive(self, part: str) -> bool:
+        return self.started[part].poll() is None
+
     def died(self, part: str) -> bool:
         """Never true: a process that ended too early is an error."""
         assert self.started[part].poll() is None, self.said(part)[-3000:]
