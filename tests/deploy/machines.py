@@ -136,6 +136,8 @@ class Machines:
 
     def run(self, *more: str) -> None:
         """Start (or go on with) the run; its output is the log of ``run``."""
+        self.kill("run")
+        self.log("run").unlink(missing_ok=True)
         self.start("run", [str(self.folder / "superlink/run.sh"), "first", *more])
 
     def finished(self) -> bool:

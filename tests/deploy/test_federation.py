@@ -113,7 +113,6 @@ def test_a_killed_server_goes_on_from_its_checkpoint_and_charges_every_release_o
         machines.kill("superlink")  # and the ServerApp with it
         assert charges(machines)[0] == [1, 2]
         before = machines.events()
-        machines.log("run").unlink()
         machines.superlink()
         machines.run()
         until(lambda: received(machines, "site-1") >= 4, 300, "round 3 after the resumption")
@@ -121,7 +120,6 @@ def test_a_killed_server_goes_on_from_its_checkpoint_and_charges_every_release_o
         for number in set(map(int, server)) & set(machines.processes("superlink")):
             os.kill(number, signal.SIGKILL)
         until(lambda: not machines.alive("run"), 60, "the run's command notices")
-        machines.log("run").unlink()
         machines.run()
         until(machines.finished, 300, "the run ends")
         charged, interrupted = charges(machines)

@@ -8,7 +8,9 @@ from flwr.supercore.task_identity import TaskIdentity
 
 
 class LocalGrid:
-    def __init__(self, app: ClientApp, nodes: Iterable[int], broken: dict[int, Callable[[Message], Message]] | None = None):
+    def __init__(
+        self, app: ClientApp, nodes: Iterable[int], broken: dict[int, Callable[[Message], Message]] | None = None
+    ):
         self.app, self.broken = app, broken or {}
         self.contexts = {n: Context(1, n, {"partition-id": n}, RecordDict(), {}) for n in nodes}
         self.asked: list[list[int]] = []

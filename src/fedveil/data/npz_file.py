@@ -67,7 +67,7 @@ def _arrays(file: Path, *wanted: tuple[str, str | None], setting: str = "path") 
         raise
     except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
         raise Refused(
-            f"{setting}: {file} is not an npz file of plain numbers ({error}); save it with numpy.savez, without objects"
+            f"{setting}: {file} is not an npz file of plain numbers ({error}); save it by numpy.savez, without objects"
         ) from error
 
 

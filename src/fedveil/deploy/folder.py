@@ -42,7 +42,9 @@ class Plan:
         if len(set(self.sites)) < len(self.sites):
             raise Refused("--site: two sites have one name; give each its own")
         if not self.hosts:
-            raise Refused("--host: under which name do the sites reach the SuperLink? give --host superlink.example.org")
+            raise Refused(
+                "--host: under which name do the sites reach the SuperLink? give --host superlink.example.org"
+            )
         for host in (*self.hosts, self.listen):
             general_name(host)
         if not 0 < self.port < 65536:
@@ -107,7 +109,9 @@ def approve(folder: Path) -> str:
     _ours(folder)
     apps = [p.parent for p in (folder / "superlink").glob("*/pyproject.toml")]
     if len(apps) != 1:
-        raise Refused(f"{folder / 'superlink'}: it holds {len(apps)} apps; there should be one folder with pyproject.toml")
+        raise Refused(
+            f"{folder / 'superlink'}: it holds {len(apps)} apps; there should be one folder with pyproject.toml"
+        )
     digest = check_sum(apps[0])
     for place in sorted((folder / "sites").glob("*/approved.txt")):
         put(place, _template("site/approved.txt", {"approved": digest}), PUBLIC)
@@ -120,7 +124,10 @@ def check_sum(app: Path) -> str:
         from flwr.cli.build import build_fab_from_disk
     except ImportError:
         raise Refused("flwr: it is not installed; run pip install 'fedveil[flower]'") from None
-    return hashlib.sha256(build_fab_from_disk(app)).hexdigest()
+    try:
+        return hashlib.sha256(build_fab_from_disk(app)).hexdigest()
+    except ValueError as problem:
+        raise Refused(f"{app}: Flower cannot make a bundle of it ({problem}); mend the app") from None
 
 
 def put(path: Path, data: bytes, mode: int) -> None:
@@ -161,8 +168,8 @@ def _fill(root: Path, plan: Plan) -> None:
     put(root / "superlink/server.key", key, SECRET)
     put(root / "superlink/server.crt", certificate, PUBLIC)
     app = root / "superlink" / plan.name
-    for name in ("pyproject.toml", "README.md"):
-        put(app / name, _template(f"app/{name}", words), PUBLIC)
+    put(app / "pyproject.toml", _template("app/project.toml", words), PUBLIC)
+    put(app / "README.md", _template("app/README.md", words), PUBLIC)
     put(app / "LICENSE", b"Apache-2.0\n", PUBLIC)
     for name in ("server.py", "client.py"):
         put(app / "federation" / name, _template(f"app/{name}", words), PUBLIC)

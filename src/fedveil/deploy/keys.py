@@ -19,7 +19,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedveil.core.errors import Refused, positive
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-"""In every server certificate: the training process and the operator's commands reach the SuperLink from its own machine."""
+"""In every server certificate: the training process and the operator's commands are on the SuperLink's own machine."""
 AUTHORITY_DAYS = 3650
 CLOCKS = timedelta(hours=1)
 """Certificates begin this long ago, for machines whose clocks are behind."""

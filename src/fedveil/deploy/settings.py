@@ -10,7 +10,6 @@ from fedveil.runtime.flower.server_app import configuration
 from fedveil.runtime.settings import Settings
 
 
-
 def read(path: Path) -> dict[str, Any]:
     """The whole configuration; refused where sites could understand it differently."""
     config = configuration(path)

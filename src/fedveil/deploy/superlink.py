@@ -11,6 +11,7 @@ import importlib
 import ipaddress
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -101,10 +102,8 @@ def tied(module: Any) -> None:
     def ask_for_the_signal() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
-    def popen(*args: Any, **kwargs: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(*args, **kwargs, preexec_fn=ask_for_the_signal)
-
-    module.subprocess = SimpleNamespace(Popen=popen, TimeoutExpired=subprocess.TimeoutExpired)
+    start = partial(subprocess.Popen, preexec_fn=ask_for_the_signal)
+    module.subprocess = SimpleNamespace(Popen=start, TimeoutExpired=subprocess.TimeoutExpired)
 
 
 def main() -> None:

@@ -2,7 +2,9 @@
 
 A SuperLink sends its SuperNodes the app that they run. Without a list of its own a site would run whatever program
 the SuperLink's operator, or whoever takes that machine over, sends it. ``APPROVED`` names a file with one SHA-256 of
-an app bundle per line; anything else is neither stored nor run, and the request for it is left unanswered.
+an app bundle per line; anything else is neither stored nor run, and the request for it is left unanswered. FedVeil's
+app builds methods and models by the names that a run's settings give; it takes them from FedVeil, and from packages
+that the site has named, alone.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from typing import Any
 
 from fedveil.core.errors import Refused
 from fedveil.deploy.superlink import check_flower, offline, tied
+from fedveil.runtime.build import ALLOWED
 
 APPROVED = "FEDVEIL_APPROVED_APPS"
 GET_FAB = 4
@@ -39,7 +42,7 @@ def approved(path: Path) -> frozenset[str]:
 def guarded(connect: Callable[..., Any], path: Path) -> Callable[..., Any]:
     """Flower's connection to the SuperLink, of which an app comes only when the list in this file names it."""
     from flwr.supercore import log
-    from flwr.supernode import start_client_internal
+    from flwr.supercore.run import RunNotRunningException
 
     @contextmanager
     def connection(*args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -51,7 +54,7 @@ def guarded(connect: Callable[..., Any], path: Path) -> Callable[..., Any]:
                 found = hashlib.sha256(fab.content).hexdigest()
                 if found not in approved(path):
                     log(40, "App %s is not in %s: run %s is ignored", found, path, run_id)
-                    raise start_client_internal.RunNotRunningException
+                    raise RunNotRunningException
                 return fab
 
             yield (*parts[:GET_FAB], get_fab, *parts[GET_FAB + 1 :])
@@ -65,6 +68,7 @@ def main() -> None:
     check_flower()
     if "--insecure" in sys.argv or "--auth-supernode-private-key" not in sys.argv:
         raise Refused("supernode: TLS and the site's key are not optional here; use the start script as written")
+    os.environ.setdefault(ALLOWED, "")
     place = os.environ.get(APPROVED)
     if place is None:
         raise Refused(f"supernode: {APPROVED} is not set; use the start script as written")

@@ -70,9 +70,7 @@ class LedgerAccountant:
     counting where it stopped. Unit: a whole client; observer: the public, which sees the models, and not the server.
     """
 
-    def __init__(
-        self, config: PrivacyConfig, *, accountant: str = "pld", journal: str | Path | None = None
-    ) -> None:
+    def __init__(self, config: PrivacyConfig, *, accountant: str = "pld", journal: str | Path | None = None) -> None:
         epsilon((), config.target_delta, accountant)  # refuses an accountant that there is not
         self._meaning, self._accountant = _Meaning(config), accountant
         self._ledger = Ledger() if journal is None else Ledger.replay(Path(journal))

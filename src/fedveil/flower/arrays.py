@@ -11,12 +11,12 @@ from torch import Tensor
 
 from fedveil.core.flat import Layout
 
-Plain = Mapping[str, np.ndarray]  # type: ignore[type-arg]
+Plain = Mapping[str, np.ndarray]
 REAL = "f"
 """The kind of numbers that a model consists of; counters and flags are no part of a move."""
 
 
-def plain(record: ArrayRecord) -> dict[str, np.ndarray]:  # type: ignore[type-arg]
+def plain(record: ArrayRecord) -> dict[str, np.ndarray]:
     """The arrays of a record, by name."""
     return {name: array.numpy() for name, array in record.items()}
 

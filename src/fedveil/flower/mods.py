@@ -75,7 +75,9 @@ class StagesMod:
         out = self.stages(Signal(torch.ones(1, DUMMY.dim)), trial)
         self.private = out.released
         if epsilon is not None and not self.private:
-            raise Refused("epsilon: no stage is a privacy mechanism, so that no budget can hold; add noise after a clip")
+            raise Refused(
+                "epsilon: no stage is a privacy mechanism, so that no budget can hold; add noise after a clip"
+            )
 
     def __call__(self, msg: Message, ctxt: Context, call_next: ClientAppCallable) -> Message:
         """Let the app train, then run the stages over its move."""

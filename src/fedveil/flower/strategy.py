@@ -91,13 +91,11 @@ class FedVeilStrategy(FedAvg):
     ) -> Iterable[Message]:
         """Draw who takes part, and send them the model."""
         self._before, self._round = arrays, server_round
-        if self.accountant is not None and self.accountant.config.max_epsilon is not None:
-            if self.accountant.exceeded_by(self._lines(self._planned)):
-                spent = self.accountant.get_privacy_spent()
-                raise PrivacyBudgetExhausted(
-                    f"round {server_round} would exceed epsilon {self.accountant.config.max_epsilon:g}; "
-                    f"{spent.epsilon:.4g} is spent"
-                )
+        books = self.accountant
+        limit = None if books is None else books.config.max_epsilon
+        if books is not None and limit is not None and books.exceeded_by(self._lines(self._planned)):
+            spent = books.get_privacy_spent().epsilon
+            raise PrivacyBudgetExhausted(f"round {server_round} would exceed epsilon {limit:g}; {spent:.4g} is spent")
         if self.cohort is None or self.population is None:
             return super().configure_train(server_round, arrays, config, grid)
         nodes = self._present(grid)
@@ -116,7 +114,9 @@ class FedVeilStrategy(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The new model out of what arrived; what cannot be used is left out and logged."""
         if self._before is None or self._round != server_round:
-            raise Refused("FedVeilStrategy: a round was aggregated that it did not configure; use one strategy for both")
+            raise Refused(
+                "FedVeilStrategy: a round was aggregated that it did not configure; use one strategy for both"
+            )
         before = plain(self._before)
         layout = layout_of(before)
         usable, nodes = self._usable(replies, before)
@@ -289,7 +289,9 @@ class FedVeilStrategy(FedAvg):
         if self.private and self.cohort is None:
             raise Refused("cohort: the noise is measured against it; give population and cohort")
         if self.private and not self.rule.weighted and self.selection == "poisson":
-            raise Refused("selection: the rule depends on how many take part, which the noise does not cover; use 'fixed'")
+            raise Refused(
+                "selection: the rule depends on how many take part, which the noise does not cover; use 'fixed'"
+            )
         if self.accountant is None:
             return
         if not self.private:

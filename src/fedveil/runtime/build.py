@@ -16,6 +16,11 @@ from fedveil.core.arguments import fit
 from fedveil.core.errors import Refused, suggest
 from fedveil.core.parts import Aggregator
 
+ALLOWED = "FEDVEIL_PARTS"
+"""Where this environment variable is set, parts come from FedVeil and from the packages that it names, and from no
+others: a site of a deployment builds what a server tells it to."""
+OURS = ("fedveil.methods.", "fedveil.local.models", "fedveil.local.attacks", "fedveil.aggregate.", "fedveil.transport.")
+
 
 def locate(path: str, setting: str) -> Callable[..., Any]:
     """Import ``package.module:name``; the working directory counts as a place to look.
@@ -24,6 +29,10 @@ def locate(path: str, setting: str) -> Callable[..., Any]:
     3.0
     """
     module_name, _, name = path.partition(":")
+    packages = os.environ.get(ALLOWED)
+    if packages is not None and not module_name.startswith(OURS):
+        if not any(module_name == p or module_name.startswith(f"{p}.") for p in packages.split()):
+            raise Refused(f"{setting}: this site builds nothing from {module_name!r}; its operator can name it in PARTS")
     if not name:
         raise Refused(f"{setting}: {path!r} is not an import path; write it as package.module:name")
     if os.getcwd() not in sys.path:

@@ -5,7 +5,7 @@ umask 077
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 . "$here/site.conf"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-export FLWR_HOME="$here/state/flwr" FEDVEIL_APPROVED_APPS="$here/approved.txt"
+export FLWR_HOME="$here/state/flwr" FEDVEIL_APPROVED_APPS="$here/approved.txt" FEDVEIL_PARTS="$PARTS"
 mkdir -p "$FLWR_HOME"
 exec "$PYTHON" -m fedveil.deploy.supernode \
     --superlink "$SUPERLINK" --root-certificates "$here/ca.crt" \
