@@ -39,7 +39,7 @@ def over_nodes(
     nodes = Nodes(grid, timeout=timeout, poll=0.001)
     nodes.wait_for(training.federation.population, frozenset(roles(training)))
     folder = Folder(out) if resume else Folder.create(out, "run")
-    progress, summary = train(training, folder, resume=resume, clients=NodeCohort(training, nodes))
+    progress, summary = train(training, folder, resume=resume, clients=NodeCohort(training, nodes, folder.nodes))
     return progress, summary, folder, grid
 
 

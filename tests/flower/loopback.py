@@ -19,13 +19,13 @@ Tamper = Callable[[Message, Message], Message]
 class Loopback:
     """As much of Flower's grid as the server uses; each node has a context of its own.
 
-    ``down`` are nodes that never answer; ``tamper`` changes what nodes answer; ``seen`` lists what passed.
+    ``silent`` are kinds of messages that a node never answers; ``tamper`` changes what nodes answer; ``seen`` lists what passed.
     """
 
     app: ClientApp
     configs: list[dict[str, int | float | str]]
     tamper: Tamper | None = None
-    down: set[int] = field(default_factory=set)
+    silent: set[tuple[str, int]] = field(default_factory=set)
     seen: list[tuple[str, Message, Message]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class Loopback:
             message.metadata.__dict__["_message_id"] = str(uuid4())
             names.append(message.metadata.message_id)
             node = message.metadata.dst_node_id
-            if node in self.down:
+            if (message.metadata.message_type, node) in self.silent:
                 continue
             there = message_from_proto(message_to_proto(message))
             try:

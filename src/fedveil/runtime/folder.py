@@ -114,6 +114,11 @@ class Folder:
         return self.path / "checkpoint"
 
     @property
+    def nodes(self) -> Path:
+        """What clients remember in a simulation over Flower: each node's own."""
+        return self.path / "nodes"
+
+    @property
     def report(self) -> Path:
         """The page for people."""
         return self.path / "report.html"

@@ -1,7 +1,8 @@
 """The ClientApp: what a node answers (``fedveil.runtime.flower.client_app:app``).
 
 A node is the client whose number its node config gives: ``number``, or ``partition-id`` as simulations have it. Its
-``data`` names the file with its own examples; without one it takes its part of the run's data set.
+``data`` names the file with its own examples; without one it takes its part of the run's data set. What a client must
+remember between rounds also goes to the folder ``state``, where one is named, and survives a new start of the run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from flwr.clientapp import ClientApp
 from fedveil.core.errors import Refused
 from fedveil.core.parts import Uploads
 from fedveil.runtime.flower import masked, shuffled
+from fedveil.runtime.flower.keeping import remember
 from fedveil.runtime.flower.messages import (
     Envelopes,
     Frame,
@@ -26,7 +28,7 @@ from fedveil.runtime.flower.messages import (
     decode,
     encode,
 )
-from fedveil.runtime.flower.node import made, remember, run_of, tensors_of, train
+from fedveil.runtime.flower.node import made, place_of, run_of, tensors_of, train
 from fedveil.runtime.flower.sites import own_data
 from fedveil.runtime.prepare import Training
 from fedveil.transport.shuffle import Shuffle
@@ -73,7 +75,7 @@ def trained(message: Message, context: Context) -> Message:
         raise Malformed(f"an order for client {order.client}, and this is client {client}")
     training = run_of(order.settings, client, data_of(context))
     outcome = train(training, order, state, context)
-    remember(context, order, outcome.memory)
+    remember(context, order, place_of(order.settings, context), outcome.memory)
     open_book = not training.method.private
     each = "each" in training.method.transport.reveals
     report = Trained(

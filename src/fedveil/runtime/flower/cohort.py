@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -61,16 +62,20 @@ def roles(training: Training) -> tuple[str, ...]:
 
 @dataclass(eq=False)
 class NodeCohort:
-    """Sends orders to the nodes of a round's clients, and brings in their uploads."""
+    """Sends orders to the nodes of a round's clients, and brings in their uploads.
+
+    ``state`` is where nodes of a simulation keep what they remember, so that it outlives them.
+    """
 
     training: Training
     nodes: Nodes
+    state: Path | None = None
     lenient: bool = True
     settings: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         check(self.training)
-        self.settings = pack_settings(self.training)
+        self.settings = pack_settings(self.training, self.state if self.training.method.local.remembers else None)
 
     def carry_out(
         self, progress: Progress, ctx: Context, books: Bookkeeper, lines: Sequence[Line], record: Record
@@ -201,8 +206,11 @@ class Round:
         assert client is not None
         held = self.progress.memory.rows.get(client)
         since = 0 if held is None else int(held[0])
+        every = self.cohort.training.settings.checkpoint.every
+        saved = (self.ctx.round - 1) // every * every
         share = None if counts is None else float(counts[row])
-        return Order(self.cohort.settings, self.ctx.round, client, len(self.ctx.clients), since, share, frame)
+        clients = len(self.ctx.clients)
+        return Order(self.cohort.settings, self.ctx.round, client, clients, since, saved, share, frame)
 
     def _check(self, row: int, report: Trained) -> None:
         client = self.ctx.clients[row]

@@ -66,7 +66,8 @@ class Present:
 class Order:
     """Server to node: train in this round, from the state beside it; ``frame`` is of the transport's protocol.
 
-    ``remembered`` is the round from which the node's memory counts: the last one in which its upload was used.
+    ``remembered`` is the round from which the node's memory counts: the last one in which its upload was used; a run
+    that is gone on with begins at round ``saved`` or later.
     ``share`` is what the upload counts in a sum, where uploads are weighted before they leave.
     """
 
@@ -76,6 +77,7 @@ class Order:
     client: int
     cohort: int
     remembered: int
+    saved: int
     share: float | None
     frame: bytes
 

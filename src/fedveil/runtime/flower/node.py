@@ -7,10 +7,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 import orjson
 import torch
-from flwr.app import ArrayRecord, Context
+from flwr.app import Context
 from torch import Tensor
 
 from fedveil.core.parts import MOVE, Moves, State, Uploads
@@ -19,24 +20,36 @@ from fedveil.core.stage import Context as Stance
 from fedveil.core.stage import Release
 from fedveil.privacy.noise import PerClient
 from fedveil.runtime.accounting import client_streams
-from fedveil.runtime.flower.messages import Made, Order, read_tensor, written
+from fedveil.runtime.flower.keeping import recall
+from fedveil.runtime.flower.messages import Made, Order
 from fedveil.runtime.flower.sites import Sites, at_node, own_data, task_of
 from fedveil.runtime.planning import remembered
 from fedveil.runtime.prepare import Training, prepare
 
-MEMORY = "fedveil.memory"
 PUBLIC = "public"
 """The name under which the public part of a move travels, where the server asks for it."""
 UPPER = ".upper"
 """Behind the name of a channel whose values are one of two: one bit for each travels."""
 
 
-def pack_settings(training: Training) -> bytes:
-    """What a node must know to build the same run."""
+def pack_settings(training: Training, state: Path | None = None) -> bytes:
+    """What a node must know to build the same run; ``state`` is where nodes of a simulation keep what they remember."""
     sigma, data = training.sigma, training.federation
     noise = list(sigma.values) if isinstance(sigma, PerClient) else sigma
     task = task_of(data) if isinstance(data, Sites) else None
-    return orjson.dumps({"config": dict(training.config), "noise": noise, "task": task})
+    return orjson.dumps({"config": dict(training.config), "noise": noise, "task": task, "state": state and str(state)})
+
+
+def place_of(settings: bytes, context: Context) -> Path | None:
+    """Where a node keeps what must outlive its process: a folder that its own config names, one for each run.
+
+    The server names folders in a simulation alone, where nodes share its data set and its machine.
+    """
+    found = orjson.loads(settings)
+    own, number = context.node_config.get("state"), found["config"]["runtime"].get("id")
+    if own is not None and number is not None and str(number).isalnum():
+        return Path(str(own)) / str(number)
+    return Path(found["state"]) if found["task"] is None and found["state"] else None
 
 
 def run_of(settings: bytes, client: int, path: str | None) -> Training:
@@ -71,7 +84,7 @@ def train(training: Training, order: Order, server: State, context: Context) -> 
     method, client = training.method, order.client
     held, forgot = None, False
     if method.local.remembers:
-        found = _recall(context, order.remembered)
+        found = recall(context, order, place_of(order.settings, context))
         forgot = found is None and order.remembered > 0
         held = torch.zeros(1, training.objective.layout.dim, dtype=server["w"].dtype) if found is None else found
     ctx = Stance(
@@ -130,21 +143,3 @@ def kinds(releases: Iterable[Release]) -> Counter[tuple[str, str, str, str, str]
 def made(releases: Iterable[Release]) -> tuple[Made, ...]:
     """The same as a message tells it."""
     return tuple((*kind, count) for kind, count in sorted(kinds(releases).items()))
-
-
-def _recall(context: Context, round: int) -> Tensor | None:
-    """What this client remembered after its upload of this round (one row); None where it has nothing."""
-    record = context.state.array_records.get(MEMORY)
-    if not round or record is None or str(round) not in record:
-        return None
-    return read_tensor(MEMORY, record[str(round)])[None, :]
-
-
-def remember(context: Context, order: Order, memory: Tensor | None) -> None:
-    """Keep it under its round, beside the one that counted so far: who knows whether this upload will be used."""
-    if memory is None:
-        return
-    record = context.state.array_records.get(MEMORY)
-    before = {} if record is None else dict(record)
-    kept = {name: array for name, array in before.items() if name == str(order.remembered)}
-    context.state[MEMORY] = ArrayRecord(kept | {str(order.round): written(memory[0])})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import orjson
@@ -55,7 +56,8 @@ def deploy(grid: Any, run_config: Any, listeners: Sequence[Listener] = ()) -> Fo
     config = (
         load(place / "config.yaml") if begun else configuration(_path(run_config.get("settings", "settings.txt")))
     )
-    config["runtime"] = {"name": "flower", **{k: v for k, v in config["runtime"].items() if k != "name"}}
+    known = {k: v for k, v in config["runtime"].items() if k != "name"}
+    config["runtime"] = {"id": token_hex(8), **known, "name": "flower"}
     patience = config["runtime"].get("timeout") or PATIENCE
     count = int(run_config.get("clients") or config["population"] or 0)
     if count < 1:

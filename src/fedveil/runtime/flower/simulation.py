@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -20,11 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedveil.core.arguments import fit
 from fedveil.core.errors import Refused, not_negative, positive
 from fedveil.runtime.checkpoint import Progress
 from fedveil.runtime.folder import Folder
 from fedveil.runtime.inline import Listener, Record, train
+from fedveil.runtime.interrupt import SIGNALS
 from fedveil.runtime.prepare import Training
 
 QUIET = {
@@ -51,7 +55,7 @@ class Resources:
     @classmethod
     def read(cls, training: Training) -> Resources:
         """Those of a run."""
-        node = {k: v for k, v in training.config["runtime"].items() if k != "name"}
+        node = {k: v for k, v in training.config["runtime"].items() if k not in ("name", "id")}
         hints: dict[str, Any] = {
             "workers": int | None,
             "cpus": float,
@@ -71,11 +75,19 @@ class Resources:
             )
         return found
 
-    def backend(self, place: str | None) -> dict[str, Any]:
-        """What Flower hands to Ray."""
-        import torch
+    @property
+    def each(self) -> dict[str, float]:
+        """What a worker gets."""
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus}
 
-        init: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    def ray(self, place: str | None) -> dict[str, Any]:
+        """How Ray is started, with its files in ``place``, or joined."""
+        paths = os.pathsep.join([*filter(None, sys.path), os.environ.get("PYTHONPATH", "")])
+        init: dict[str, Any] = {
+            "log_to_driver": False,
+            "logging_level": logging.ERROR,
+            "runtime_env": {"env_vars": {**QUIET, "PYTHONPATH": paths}},
+        }
         if self.ray_address is not None:
             init["address"] = self.ray_address
         else:
@@ -87,7 +99,7 @@ class Resources:
                 "_temp_dir": place,
                 "object_store_memory": 256 * 2**20,
             }
-        return {"init_args": init, "client_resources": {"num_cpus": self.cpus, "num_gpus": self.gpus}}
+        return init
 
 
 def simulate(
@@ -107,7 +119,7 @@ def simulate(
         def main(grid: Any, context: Any) -> None:
             try:
                 nodes = Nodes(grid, timeout=resources.timeout, stop=stop, extra=parties, population=population)
-                cohort = NodeCohort(training, nodes)
+                cohort = NodeCohort(training, nodes, folder.nodes)
                 nodes.wait_for(population, frozenset(parties))
                 outcome.append(train(training, folder, resume=resume, listeners=listeners, clients=cohort))
             except BaseException as problem:
@@ -128,10 +140,10 @@ def _run(server: Any, client: Any, nodes: int, resources: Resources, stop: threa
     before = threading.enumerate()
     children = set(_descendants())
     try:
-        run_simulation(
-            server_app=server, client_app=client, num_supernodes=nodes, backend_config=resources.backend(place)
-        )
-    except RuntimeError as problem:
+        _start_ray(resources, place)
+        backend: Any = {"client_resources": resources.each}
+        run_simulation(server_app=server, client_app=client, num_supernodes=nodes, backend_config=backend)
+    except (RuntimeError, ValueError) as problem:
         if not stop.is_set():
             raise Refused(f"runtime: Flower's simulation could not run ({_root(problem)})") from problem
     finally:
@@ -144,6 +156,21 @@ def _run(server: Any, client: Any, nodes: int, resources: Resources, stop: threa
         _end(started | (set(_descendants()) - children))
         if place is not None:
             shutil.rmtree(place, ignore_errors=True)
+
+
+def _start_ray(resources: Resources, place: str | None) -> None:
+    """Start Ray, or join a cluster; signals are ours again afterwards, and a run ends as politely as without Ray."""
+    import ray
+
+    ours = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        ray.init(**resources.ray(place))
+    except (ConnectionError, RuntimeError, ValueError) as problem:
+        where = resources.ray_address or "this machine"
+        raise Refused(f"runtime.ray_address: no Ray on {where} ({_root(problem)}); look after it") from problem
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in ours.items():
+            signal.signal(number, handler)
 
 
 def _shut_down() -> None:
