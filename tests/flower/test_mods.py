@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from tests.flower.grid import LocalGrid
+from tests.flower.test_strategy import SHAPES, app, options, run
 
 from fedveil.core.errors import Refused
 from fedveil.flower import FedVeilStrategy, StagesMod
@@ -8,8 +10,6 @@ from fedveil.privacy.clip import ClipEach, clip
 from fedveil.privacy.events import Event
 from fedveil.privacy.noise import gaussian
 from fedveil.privacy.shrink import shrink
-from tests.flower.grid import LocalGrid
-from tests.flower.test_strategy import SHAPES, app, options, run
 
 
 def with_mod(mod, **more):

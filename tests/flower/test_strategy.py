@@ -5,6 +5,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp.exception import PrivacyBudgetExhausted
 from flwr.serverapp.strategy import FedAvg, FedMedian
 from flwr.supercore.privacy_accounting import NeighboringRelation, PrivacyConfig, SamplingMethod
+from tests.flower.grid import LocalGrid
 
 from fedveil.aggregate.controllers import Adaptive
 from fedveil.aggregate.krum import Krum, MultiKrum
@@ -14,7 +15,6 @@ from fedveil.core.errors import Refused
 from fedveil.flower import FedVeilStrategy, LedgerAccountant
 from fedveil.privacy.clip import ClipEach, clip
 from fedveil.privacy.noise import gaussian
-from tests.flower.grid import LocalGrid
 
 SHAPES = {"layer.weight": (3, 2), "layer.bias": (3,)}
 

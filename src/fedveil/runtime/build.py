@@ -32,7 +32,9 @@ def locate(path: str, setting: str) -> Callable[..., Any]:
     packages = os.environ.get(ALLOWED)
     if packages is not None and not module_name.startswith(OURS):
         if not any(module_name == p or module_name.startswith(f"{p}.") for p in packages.split()):
-            raise Refused(f"{setting}: this site builds nothing from {module_name!r}; its operator can name it in PARTS")
+            raise Refused(
+                f"{setting}: this site builds nothing from {module_name!r}; its operator can name it in PARTS"
+            )
     if not name:
         raise Refused(f"{setting}: {path!r} is not an import path; write it as package.module:name")
     if os.getcwd() not in sys.path:

@@ -7,6 +7,7 @@ here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 export FLWR_HOME="$here/state/flwr" FEDVEIL_APPROVED_APPS="$here/approved.txt" FEDVEIL_PARTS="$PARTS"
 mkdir -p "$FLWR_HOME"
+cd "$here"
 exec "$PYTHON" -m fedveil.deploy.supernode \
     --superlink "$SUPERLINK" --root-certificates "$here/ca.crt" \
     --auth-supernode-private-key "$here/node.key" \
