@@ -20,7 +20,7 @@ CLIENTS, ROUNDS = 10, 3
 
 
 def examples(client):
-    """This client's own data: two classes that a plane tells apart."""
+    """A client's own data: two classes that a plane tells apart."""
     made = torch.Generator().manual_seed(client)
     x = torch.randn(200, 8, generator=made)
     return x, (x.sum(dim=1) > 0).long()

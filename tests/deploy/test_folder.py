@@ -265,6 +265,8 @@ def test_a_site_builds_nothing_that_it_does_not_know(monkeypatch):
         with pytest.raises(Refused, match="builds nothing"):
             locate(path, "model")
     assert locate("fedveil.local.models:mlp", "model")
+    with pytest.raises(Refused, match="no part of"):
+        locate("fedveil.aggregate.rule:Refused", "model")  # imported there
     monkeypatch.setenv(ALLOWED, "math json")
     assert locate("math:sqrt", "model")(4) == 2
     with pytest.raises(Refused, match="PARTS"):

@@ -209,10 +209,10 @@ def _labels(
         return torch.from_numpy(numeric(table, label, ()).astype(np.float32)), ()
     code, names, other = codes(texts, known)
     if other.any():
+        setting, where = ("labels", "the list") if listed else ("test", "the training file")
         raise Refused(
-            f"labels: row {int(np.argmax(other)) + 1} of {table.path.name} has the label "
-            f"{str(texts[other][0])!r}, which {'the list' if listed else 'the training file'} does not have; "
-            "mend the row, or add it there"
+            f"{setting}: row {int(np.argmax(other)) + 1} of {table.path.name} has the label "
+            f"{str(texts[other][0])!r}, which {where} does not have; mend the row, or add the label to {where}"
         )
     return torch.from_numpy(code), names
 

@@ -29,12 +29,8 @@ def locate(path: str, setting: str) -> Callable[..., Any]:
     3.0
     """
     module_name, _, name = path.partition(":")
-    packages = os.environ.get(ALLOWED)
-    if packages is not None and not module_name.startswith(OURS):
-        if not any(module_name == p or module_name.startswith(f"{p}.") for p in packages.split()):
-            raise Refused(
-                f"{setting}: this site builds nothing from {module_name!r}; its operator can name it in PARTS"
-            )
+    if not _allowed(module_name):
+        raise Refused(f"{setting}: this site builds nothing from {module_name!r}; its operator can name it in PARTS")
     if not name:
         raise Refused(f"{setting}: {path!r} is not an import path; write it as package.module:name")
     if os.getcwd() not in sys.path:
@@ -49,7 +45,16 @@ def locate(path: str, setting: str) -> Callable[..., Any]:
     if not callable(found):
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise Refused(f"{setting}: {module_name!r} has no function or class {name!r}; {suggest(name, names)}")
+    if not _allowed(str(getattr(found, "__module__", ""))):  # what a room of ours has imported is none of its parts
+        raise Refused(f"{setting}: {name!r} is no part of {module_name!r}; name one that is")
     return typing.cast(Callable[..., Any], found)
+
+
+def _allowed(module: str) -> bool:
+    packages = os.environ.get(ALLOWED)
+    if packages is None or module.startswith(OURS):
+        return True
+    return any(module == p or module.startswith(f"{p}.") for p in packages.split())
 
 
 def build(node: Mapping[str, Any], group: str, **given: Any) -> Any:

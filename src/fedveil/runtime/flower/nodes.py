@@ -43,6 +43,8 @@ class Nodes:
     roles: dict[str, int] = field(default_factory=dict, init=False)
     present: dict[int, Present] = field(default_factory=dict, init=False)
     """What each node has said of itself."""
+    trouble: dict[int, str] = field(default_factory=dict, init=False)
+    """Why a node could not say it, in its words."""
 
     def meet(self) -> None:
         """Ask nodes that are new who they are, and forget those that have left."""
@@ -54,7 +56,9 @@ class Nodes:
         registered = {info.node_id: info.name for info in self.grid.get_nodes()} if self.names else {}
         for node, answer in self.exchange("query.hello", dict.fromkeys(strangers, hello)).items():
             if isinstance(answer, str):
+                self.trouble[node] = answer
                 continue
+            self.trouble.pop(node, None)
             try:
                 found = self._placed(decode(Present, answer, {})[0])
             except Malformed:
@@ -85,6 +89,7 @@ class Nodes:
                 raise Refused(
                     f"runtime: {len(self.clients)} of {clients} clients are connected"
                     f"{f', and no node is the {missing}' if missing else ''}; start the missing SuperNodes"
+                    + "".join(f"; a node says: {words}" for words in dict.fromkeys(self.trouble.values()))
                 )
             self._rest(max(self.poll, 0.2))
 
