@@ -42,6 +42,10 @@ def words(**given):
     return change
 
 
+def other(content):
+    return RecordDict(dict(content) | {"fedveil": ConfigRecord({"words": b"\x80\x04."})})
+
+
 def raw(dtype, shape, data):
     return Array(dtype=dtype, shape=shape, stype=RAW, data=data)
 
@@ -57,10 +61,7 @@ MALFORMED = {
     "one more tensor": (tensors(more=written(torch.zeros(1))), "more: not asked for"),
     "no tensor": (lambda c: RecordDict({"fedveil": c.config_records["fedveil"]}), "move: missing"),
     "no words": (lambda c: RecordDict({}), "no message of FedVeil"),
-    "other words": (
-        lambda c: RecordDict({"fedveil": ConfigRecord({"words": b"\x80\x04."})}),
-        "no msgpack|another version",
-    ),
+    "other words": (other, "no msgpack|another version"),
     "many words": (words(frame=bytes(2**21)), "more than the 1048576"),
     "somebody else": (words(client=3), "an answer of client 3"),
     "another round": (words(round=9), "for round 9"),
@@ -191,7 +192,7 @@ def test_with_secret_noise_an_interrupted_round_is_charged_again(tmp_path):
 
 
 def test_a_budget_ends_a_run_as_in_process(tmp_path):
-    settings = ("method=dp_fedavg_local", "clip_norm=1", "sigma=2", "privacy.epsilon=2", "rounds=30")
+    settings = ("method=dp_fedavg_local", "clip_norm=1", "sigma=1.1", "privacy.epsilon=2.5", "rounds=30")
     training = training_of(*settings)
     _, here, _ = in_process(training, tmp_path / "here")
     _, there, _, _ = over_nodes(training, tmp_path / "there")

@@ -10,15 +10,15 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ import torch
 from fedveil.core.arguments import fit
 from fedveil.core.errors import Refused, not_negative, positive
 from fedveil.runtime.checkpoint import Progress
+from fedveil.runtime.flower.processes import nothing_left
 from fedveil.runtime.folder import Folder
 from fedveil.runtime.inline import Listener, Record, train
 from fedveil.runtime.interrupt import SIGNALS
@@ -39,7 +40,7 @@ QUIET = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 PATIENCE = 10.0
-"""Seconds that processes have to end by themselves."""
+"""Seconds that threads have to end by themselves."""
 
 
 @dataclass(frozen=True)
@@ -138,24 +139,50 @@ def _run(server: Any, client: Any, nodes: int, resources: Resources, stop: threa
 
     place = None if resources.ray_address else tempfile.mkdtemp(prefix="fv")
     before = threading.enumerate()
-    children = set(_descendants())
-    try:
-        _start_ray(resources, place)
-        backend: Any = {"client_resources": resources.each}
-        run_simulation(server_app=server, client_app=client, num_supernodes=nodes, backend_config=backend)
-    except (RuntimeError, ValueError) as problem:
-        if not stop.is_set():
-            raise Refused(f"runtime: Flower's simulation could not run ({_root(problem)})") from problem
-    finally:
+    with nothing_left():
+        try:
+            _start_ray(resources, place)
+            backend: Any = {"client_resources": resources.each}
+            with _politely(stop):
+                run_simulation(server_app=server, client_app=client, num_supernodes=nodes, backend_config=backend)
+        except (RuntimeError, ValueError) as problem:
+            if isinstance(problem, Refused):
+                raise
+            if not stop.is_set():
+                raise Refused(f"runtime: Flower's simulation could not run ({_root(problem)})") from problem
+        finally:
+            stop.set()
+            _shut_down()
+            for thread in threading.enumerate():
+                if thread not in before and not thread.daemon:
+                    thread.join(PATIENCE)
+    if place is not None:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def _politely(stop: threading.Event) -> Iterator[None]:
+    """An interrupt ends the server's loop, and that ends the simulation; a second one does not wait for it.
+
+    Flower's main thread must not be torn out of its loop: its workers would wait for actors that are gone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    ours = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
         stop.set()
-        started = set(_descendants()) - children
-        _shut_down()
-        for thread in threading.enumerate():
-            if thread not in before and not thread.daemon:
-                thread.join(PATIENCE)
-        _end(started | (set(_descendants()) - children))
-        if place is not None:
-            shutil.rmtree(place, ignore_errors=True)
+
+    for number in SIGNALS:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in ours.items():
+            signal.signal(number, handler)
 
 
 def _start_ray(resources: Resources, place: str | None) -> None:
@@ -164,8 +191,11 @@ def _start_ray(resources: Resources, place: str | None) -> None:
 
     ours = {number: signal.getsignal(number) for number in SIGNALS}
     try:
+        if resources.ray_address is not None:  # Ray would try for minutes
+            host, _, port = resources.ray_address.removeprefix("ray://").rpartition(":")
+            socket.create_connection((host, int(port)), timeout=5).close()
         ray.init(**resources.ray(place))
-    except (ConnectionError, RuntimeError, ValueError) as problem:
+    except (OSError, RuntimeError, ValueError) as problem:
         where = resources.ray_address or "this machine"
         raise Refused(f"runtime.ray_address: no Ray on {where} ({_root(problem)}); look after it") from problem
     if threading.current_thread() is threading.main_thread():
@@ -209,45 +239,3 @@ def _environment() -> Iterator[None]:
         logger.setLevel(level)
         os.environ.clear()
         os.environ.update(before)
-
-
-def _descendants() -> Iterator[tuple[int, str]]:
-    """Processes below this one: number, and when it began, so that a number used again is another process."""
-    parents: dict[int, list[int]] = {}
-    begun: dict[int, str] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = entry.read_text().rpartition(")")[2].split()
-            number = int(entry.parent.name)
-            parents.setdefault(int(fields[1]), []).append(number)
-            begun[number] = fields[19]
-    queue = [os.getpid()]
-    while queue:
-        for child in parents.get(queue.pop(), []):
-            queue.append(child)
-            yield child, begun[child]
-
-
-def _alive(process: tuple[int, str]) -> bool:
-    with suppress(OSError):
-        fields = Path(f"/proc/{process[0]}/stat").read_text().rpartition(")")[2].split()
-        return fields[19] == process[1] and fields[0] != "Z"
-    return False
-
-
-def _end(processes: set[tuple[int, str]]) -> None:
-    """Wait for processes that this run started, then end those that are left."""
-    left = _ended(processes)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        for process in left:
-            with suppress(ProcessLookupError):
-                os.kill(process[0], number)
-        left = _ended(left)
-
-
-def _ended(processes: set[tuple[int, str]]) -> set[tuple[int, str]]:
-    """Those that are still there when the patience is over."""
-    end = time.monotonic() + PATIENCE
-    while (left := {p for p in processes if _alive(p)}) and time.monotonic() < end:
-        time.sleep(0.05)
-    return left
