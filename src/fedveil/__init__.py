@@ -22,6 +22,6 @@ def __getattr__(name: str) -> Any:
     """Import the Python interface when it is first used, so that the command line starts at once."""
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
-    if name == "data":
-        return importlib.import_module("fedveil.data")
+    if name in ("data", "flower"):
+        return importlib.import_module(f"fedveil.{name}")
     raise AttributeError(f"module 'fedveil' has no attribute {name!r}")

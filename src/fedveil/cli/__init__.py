@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil import __version__
-from fedveil.cli import budget, demo, keys
+from fedveil.cli import budget, demo, deploy, keys
 from fedveil.cli.audit import audit
 from fedveil.cli.bench import bench
 from fedveil.cli.compare import compare
@@ -43,6 +43,7 @@ app.add_typer(demo.app, name="demo")
 app.command()(audit)
 app.command()(compare)
 app.command()(ui)
+app.add_typer(deploy.app, name="deploy")
 
 
 def _version(wanted: bool) -> None:

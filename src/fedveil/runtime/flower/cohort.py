@@ -35,7 +35,7 @@ def check(training: Training) -> None:
     if training.attackers is not None:
         raise Refused("attack: attackers are simulated in process, where they see each other; set runtime=inline")
     if training.watch is not None:
-        raise Refused("audit.canaries: canaries are planted and heard in process; set runtime=inline, or leave them out")
+        raise Refused("audit.canaries: canaries are planted in process; set runtime=inline, or leave them out")
     method = training.method
     if method.on_step.remembers:
         raise Refused("runtime: a stage of on_step learns from one client for the next; set runtime=inline")
