@@ -176,3 +176,28 @@ def test_pooled_scaling_is_declared() -> None:
     assert federate(raw, seed=0).private_statistics == raw.private_statistics
     with pytest.raises(Refused, match="scaling: 'pool' is unknown; did you mean 'pooled'"):
         breast_cancer(scaling="pool")
+
+
+def test_many_files_are_read_alike(tmp_path):
+    from fedveil.data.csv_file import csv
+    from fedveil.data.npz_file import npz
+
+    whole, part = tmp_path / "whole.csv", tmp_path / "part.csv"
+    whole.write_text("age,size,y\n50,1,yes\n60,?,no\n")
+    part.write_text("age,size,y\n40,2,yes\n")
+    given = {"label": "y", "labels": ["no", "yes"], "gaps": ["size"], "bounds": {"age": [0, 100], "size": [0, 4]}}
+    one, other = csv(path=str(whole), **given), csv(path=str(part), **given)
+    assert one.columns == other.columns == ("age", "size", "size missing") and one.labels == other.labels
+    assert one.y.tolist() == [1, 0] and other.y.tolist() == [1] and other.classes == 2
+    with pytest.raises(Refused, match="gaps: row 2 of whole.csv has no value in column 'size'"):
+        csv(path=str(whole), **given | {"gaps": []})
+    with pytest.raises(Refused, match="labels: row 1 of part.csv has the label 'yes'"):
+        csv(path=str(part), **given | {"labels": ["no", "maybe"]})
+    with pytest.raises(Refused, match="labels"):
+        csv(path=str(part), **given | {"labels": ["no", "no"]})
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        np.savez(tmp_path / f"{name}.npz", x=np.full((3, 2), value), y=np.arange(3) % 2)
+    raw = npz(path=str(tmp_path / "a.npz"), test=str(tmp_path / "b.npz"))
+    assert raw.x.mean() == 1 and raw.test.x.mean() == 2
+    with pytest.raises(Refused, match="test: there is no file"):
+        npz(path=str(tmp_path / "a.npz"), test=str(tmp_path / "c.npz"))

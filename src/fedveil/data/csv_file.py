@@ -43,9 +43,11 @@ def csv(
     path: str,
     label: str,
     target: str = "class",
+    labels: list[str | float] | None = None,
     categorical: list[str] | None = None,
     categories: dict[str, list[str | float]] | None = None,
     missing: list[str] | None = None,
+    gaps: list[str] | None = None,
     bounds: dict[str, list[float]] | None = None,
     client: str | None = None,
     drop: list[str] | None = None,
@@ -57,12 +59,18 @@ def csv(
 
     target
         ``class`` (labels are numbered in sorted order) or ``number`` (a regression).
+    labels
+        the public list of labels, numbered in this order; needed where a file may lack some of them, as each of many
+        sites' files may.
     categorical, categories
         columns to one-hot encode, and the public list of categories of a column. Without a list the
         categories found in the file count as public schema.
     missing
         texts that mean "not known" (``?``, ``-9`` and empty). A missing number becomes the midpoint of its
         bounds and gets an indicator column; a missing category is a row of zeros; a missing label is refused.
+    gaps
+        the numeric columns that may lack values and have an indicator column, in every file alike; null: those that
+        lack some in this file.
     bounds, scaling
         ``bounds`` maps the public range ``[low, high]`` of each numeric column to 0..1 and clips; ``pooled``
         standardises with the statistics of all rows, which is not private and is declared; ``none`` leaves
@@ -87,12 +95,15 @@ def csv(
     inputs = [name for name in table.columns if name not in {label, client, *(drop or ())}]
     if not inputs:
         raise Refused(f"path: {path} has no column left for inputs; add one, or drop fewer")
-    schema = _settle(table, inputs, markers, scaling, categorical or [], categories or {}, bounds or {})
-    y, names = _labels(table, label, markers, target, None)
+    schema = _settle(table, inputs, markers, scaling, categorical or [], categories or {}, bounds or {}, gaps)
+    listed = None if labels is None else tuple(str(value) for value in labels)
+    if listed is not None and (target != "class" or len(set(listed)) < len(listed) or not listed):
+        raise Refused("labels: they name the classes of target=class, each once; leave them out, or mend the list")
+    y, names = _labels(table, label, markers, target, listed, listed is not None)
     held: Examples | None = None
     if test is not None:
         other = read_table(Path(test).expanduser(), delimiter)
-        held = Examples(_encode(other, schema), _labels(other, label, markers, target, names)[0])
+        held = Examples(_encode(other, schema), _labels(other, label, markers, target, names, listed is not None)[0])
     groups, group_names = (None, None) if client is None else _owners(table, client, markers)
     return Raw(
         name=Path(path).stem,
@@ -116,15 +127,20 @@ def _settle(
     categorical: Sequence[str],
     categories: dict[str, list[str | float]],
     bounds: dict[str, list[float]],
+    gaps: Sequence[str] | None,
 ) -> _Schema:
-    for setting, named in (("categorical", categorical), ("categories", categories), ("bounds", bounds)):
+    options = (("categorical", categorical), ("categories", categories), ("bounds", bounds), ("gaps", gaps or ()))
+    for setting, named in options:
         for name in named:
             if name not in inputs:
                 raise Refused(f"{setting}: {name!r} is not an input column; {suggest(name, inputs)}")
     kinds = {*categorical, *categories}
-    for name in bounds:
-        if name in kinds:
-            raise Refused(f"bounds: column {name!r} is categorical and has no range; remove it from one of the two")
+    for setting, named in (("bounds", bounds), ("gaps", gaps or ())):
+        for name in named:
+            if name in kinds:
+                raise Refused(
+                    f"{setting}: column {name!r} is categorical and has no numbers; remove it from one of the two"
+                )
     known: dict[str, tuple[str, ...]] = {}
     for name in (column for column in inputs if column in kinds):
         texts = table.column("categorical", name)
@@ -136,13 +152,21 @@ def _settle(
     for name in (column for column in inputs if column not in kinds):
         values = numeric(table, name, markers)
         if scaling == "bounds" and name not in bounds:
+            wanted = ", ".join(f"{c}: [low, high]" for c in inputs if c not in {*kinds, *bounds})
             raise Refused(
-                f"bounds: numeric column {name!r} has no public range; give bounds={{{name}: [low, high]}}, "
-                "declare it categorical or drop it, or choose scaling=pooled (not private) or scaling=none"
+                f"bounds: numeric column {name!r} has no public range; give 'data.bounds={{{wanted}}}' (in quotes, for "
+                "the shell), name it in data.categorical or data.drop, or set data.scaling=pooled (not private) or none"
+            )
+        lacking = bool(np.isnan(values).any())
+        if gaps is not None and lacking and name not in gaps:
+            row = int(np.argmax(np.isnan(values))) + 1
+            raise Refused(
+                f"gaps: row {row} of {table.path.name} has no value in column {name!r}, which is not among the columns "
+                "that may lack some; add it to gaps, or fill the value in"
             )
         ranges[name] = (
             ordered(name, bounds[name]) if name in bounds and scaling == "bounds" else None,
-            bool(np.isnan(values).any()),
+            lacking if gaps is None else name in gaps,
         )
     return _Schema(markers, scaling, ranges, known)
 
@@ -173,7 +197,7 @@ def _encode(table: Table, schema: _Schema) -> Tensor:
 
 
 def _labels(
-    table: Table, label: str, markers: tuple[str, ...], target: str, known: tuple[str, ...] | None
+    table: Table, label: str, markers: tuple[str, ...], target: str, known: tuple[str, ...] | None, listed: bool = False
 ) -> tuple[Tensor, tuple[str, ...]]:
     texts = table.column("label", label)
     none = absent(texts, markers)
@@ -186,10 +210,10 @@ def _labels(
         return torch.from_numpy(numeric(table, label, ()).astype(np.float32)), ()
     code, names, other = codes(texts, known)
     if other.any():
+        setting, where = ("labels", "the list") if listed else ("test", "the training file")
         raise Refused(
-            f"test: row {int(np.argmax(other)) + 1} of {table.path.name} has the label "
-            f"{str(texts[other][0])!r}, which the training file does not have; use the labels of the "
-            "training file"
+            f"{setting}: row {int(np.argmax(other)) + 1} of {table.path.name} has the label "
+            f"{str(texts[other][0])!r}, which {where} does not have; mend the row, or add the label to {where}"
         )
     return torch.from_numpy(code), names
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ def npz(
     y: str = "y",
     test_x: str | None = None,
     test_y: str | None = None,
+    test: str | None = None,
     client: str | None = None,
     classes: int | None = None,
     divide: float = 1.0,
@@ -26,28 +28,18 @@ def npz(
 ) -> Raw:
     """Arrays of an npz file, named by ``x``, ``y`` and, if any, ``test_x``, ``test_y`` and ``client``.
 
-    Inputs are divided by the public number ``divide`` (255 for bytes of pixels). Float targets make a
-    regression. Arrays that need pickle are never loaded.
+    ``test`` is a second file, whose arrays of the same names ``x`` and ``y`` are the test set. Inputs are divided by
+    the public number ``divide`` (255 for bytes of pixels). Float targets make a regression. Arrays that need pickle
+    are never loaded.
     """
+    if test is not None and (test_x is not None or test_y is not None):
+        raise Refused("test: a file and arrays are given for the test set; give one of the two")
     file = Path(path).expanduser()
-    try:
-        with file.open("rb") as handle:
-            arrays = np.load(handle, allow_pickle=False)
-            if not isinstance(arrays, np.lib.npyio.NpzFile):
-                raise Refused(f"path: {file} holds a single array; save inputs and targets with numpy.savez")
-            x_array, y_array = _named(arrays, "x", x), _named(arrays, "y", y)
-            test_x_array, test_y_array, ids = (
-                None if name is None else _named(arrays, setting, name)
-                for setting, name in (("test_x", test_x), ("test_y", test_y), ("client", client))
-            )
-    except FileNotFoundError as error:
-        raise Refused(f"path: there is no file {file}; give the path of an npz file") from error
-    except Refused:
-        raise
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise Refused(
-            f"path: {file} is not an npz file of plain numbers ({error}); save it with numpy.savez, without objects"
-        ) from error
+    x_array, y_array, test_x_array, test_y_array, ids = _arrays(
+        file, ("x", x), ("y", y), ("test_x", test_x), ("test_y", test_y), ("client", client)
+    )
+    if test is not None:
+        test_x_array, test_y_array = _arrays(Path(test).expanduser(), ("x", x), ("y", y), setting="test")
     return raw_from_arrays(
         x_array,
         y_array,
@@ -59,6 +51,24 @@ def npz(
         divide=divide,
         tokens=tokens,
     )
+
+
+def _arrays(file: Path, *wanted: tuple[str, str | None], setting: str = "path") -> list[Any]:
+    """The named arrays of a file, in order; None for those without a name."""
+    try:
+        with file.open("rb") as handle:
+            arrays = np.load(handle, allow_pickle=False)
+            if not isinstance(arrays, np.lib.npyio.NpzFile):
+                raise Refused(f"{setting}: {file} holds a single array; save inputs and targets with numpy.savez")
+            return [None if name is None else _named(arrays, of, name) for of, name in wanted]
+    except FileNotFoundError as error:
+        raise Refused(f"{setting}: there is no file {file}; give the path of an npz file") from error
+    except Refused:
+        raise
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise Refused(
+            f"{setting}: {file} is not an npz file of plain numbers ({error}); save it by numpy.savez, without objects"
+        ) from error
 
 
 def _named(arrays: np.lib.npyio.NpzFile, setting: str, name: str) -> AnyArray:

@@ -16,6 +16,11 @@ from fedveil.core.arguments import fit
 from fedveil.core.errors import Refused, suggest
 from fedveil.core.parts import Aggregator
 
+ALLOWED = "FEDVEIL_PARTS"
+"""Where this environment variable is set, parts come from FedVeil and from the packages that it names, and from no
+others: a site of a deployment builds what a server tells it to."""
+OURS = ("fedveil.methods.", "fedveil.local.models", "fedveil.local.attacks", "fedveil.aggregate.", "fedveil.transport.")
+
 
 def locate(path: str, setting: str) -> Callable[..., Any]:
     """Import ``package.module:name``; the working directory counts as a place to look.
@@ -24,6 +29,8 @@ def locate(path: str, setting: str) -> Callable[..., Any]:
     3.0
     """
     module_name, _, name = path.partition(":")
+    if not _allowed(module_name):
+        raise Refused(f"{setting}: this site builds nothing from {module_name!r}; its operator can name it in PARTS")
     if not name:
         raise Refused(f"{setting}: {path!r} is not an import path; write it as package.module:name")
     if os.getcwd() not in sys.path:
@@ -38,7 +45,16 @@ def locate(path: str, setting: str) -> Callable[..., Any]:
     if not callable(found):
         names = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
         raise Refused(f"{setting}: {module_name!r} has no function or class {name!r}; {suggest(name, names)}")
+    if not _allowed(str(getattr(found, "__module__", ""))):  # what a room of ours has imported is none of its parts
+        raise Refused(f"{setting}: {name!r} is no part of {module_name!r}; name one that is")
     return typing.cast(Callable[..., Any], found)
+
+
+def _allowed(module: str) -> bool:
+    packages = os.environ.get(ALLOWED)
+    if packages is None or module.startswith(OURS):
+        return True
+    return any(module == p or module.startswith(f"{p}.") for p in packages.split())
 
 
 def build(node: Mapping[str, Any], group: str, **given: Any) -> Any:
@@ -66,11 +82,17 @@ def build_aggregate(node: Mapping[str, Any], cohort: int, momentum: float = 0.0)
         check_byzantine(str(own["build"]).split(":")[0].split(".")[-1], byzantine)
     given = {} if byzantine is None else {"byzantine": byzantine}
     rule: Aggregator = build(own, "aggregate", cohort=cohort, momentum=momentum, **given)
-    names = fit("aggregate.before", shared["before"], str | list[str] | None)
+    names = fit("aggregate.before", shared["before"], str | list[str] | None) or []
+    bucket = fit("aggregate.bucket", shared["bucket"], int | None)
+    radius = fit("aggregate.norm_bound", shared["norm_bound"], float | None)
+    for setting, value, part in (("bucket", bucket, "bucketing"), ("norm_bound", radius, "norm_bound")):
+        if value is not None and part not in ([names] if isinstance(names, str) else names):
+            raise Refused(
+                f"aggregate.{setting}: it belongs to {part}, which does not stand before the rule; "
+                f"set aggregate.before={part}, or leave it out"
+            )
     if names:
-        bucket = fit("aggregate.bucket", shared["bucket"], int)
-        radius = fit("aggregate.norm_bound", shared["norm_bound"], float | None)
-        rule = before(rule, names, byzantine=byzantine, bucket=bucket, norm_bound=radius)
+        rule = before(rule, names, byzantine=byzantine, bucket=2 if bucket is None else bucket, norm_bound=radius)
     return rule
 
 

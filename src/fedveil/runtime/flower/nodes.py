@@ -17,6 +17,10 @@ Answers = dict[int, RecordDict | str]
 """By node: what came back, or in words why nothing did."""
 
 
+NOBODY = -1
+"""The number of a node that is none of the clients."""
+
+
 @dataclass(eq=False)
 class Nodes:
     """A Flower grid whose nodes have said who they are.
@@ -32,11 +36,15 @@ class Nodes:
     extra: tuple[str, ...] = ()
     """Roles of nodes that a simulation numbers after its ``population`` clients."""
     population: int | None = None
+    names: tuple[str, ...] = ()
+    """Where nodes are registered by name: those of the clients, in order. Nobody else is the client that it says."""
     clients: dict[int, int] = field(default_factory=dict, init=False)
     """The node of each client, by the client's number."""
     roles: dict[str, int] = field(default_factory=dict, init=False)
     present: dict[int, Present] = field(default_factory=dict, init=False)
     """What each node has said of itself."""
+    trouble: dict[int, str] = field(default_factory=dict, init=False)
+    """Why a node could not say it, in its words."""
 
     def meet(self) -> None:
         """Ask nodes that are new who they are, and forget those that have left."""
@@ -45,16 +53,25 @@ class Nodes:
             del self.present[node]
         strangers = sorted(here - self.present.keys())
         hello = encode(Hello(self.settings))
+        registered = {info.node_id: info.name for info in self.grid.get_nodes()} if self.names else {}
         for node, answer in self.exchange("query.hello", dict.fromkeys(strangers, hello)).items():
             if isinstance(answer, str):
+                self.trouble[node] = answer
                 continue
+            self.trouble.pop(node, None)
             try:
-                self.present[node] = self._placed(decode(Present, answer, {})[0])
+                found = self._placed(decode(Present, answer, {})[0])
             except Malformed:
                 continue
+            fits = not self.names or found.role or self._is(found.client, registered.get(node))
+            self.present[node] = found if fits else replace(found, client=NOBODY)
         # A node that came back under another number takes its place again.
         self.clients = {found.client: node for node, found in sorted(self.present.items()) if not found.role}
+        self.clients.pop(NOBODY, None)
         self.roles = {found.role: node for node, found in sorted(self.present.items()) if found.role}
+
+    def _is(self, client: int, name: str | None) -> bool:
+        return 0 <= client < len(self.names) and self.names[client] == name
 
     def _placed(self, found: Present) -> Present:
         behind = -1 if self.population is None else found.client - self.population
@@ -72,6 +89,7 @@ class Nodes:
                 raise Refused(
                     f"runtime: {len(self.clients)} of {clients} clients are connected"
                     f"{f', and no node is the {missing}' if missing else ''}; start the missing SuperNodes"
+                    + "".join(f"; a node says: {words}" for words in dict.fromkeys(self.trouble.values()))
                 )
             self._rest(max(self.poll, 0.2))
 

@@ -1,9 +1,10 @@
 """The ServerApp: the round loop with nodes in the place of clients (``fedveil.runtime.flower.server_app:app``).
 
 Its run config names ``settings`` (a text file with one ``name=value`` a line, as ``fedveil run`` takes them),
-``folder`` (the run folder; one that was begun is gone on with), ``clients`` (how many nodes take part) and ``wait``
-(seconds to wait for them). Relative paths begin at the folder that the environment variable
-``FEDVEIL_FEDERATION`` names, or else where the SuperLink was started.
+``folder`` (the run folder; one that was begun is gone on with), ``clients`` (how many nodes take part), ``sites`` (the
+names under which they are registered, in order, with commas between) and ``wait`` (seconds to wait for them). Relative
+paths begin at the folder that the environment variable ``FEDVEIL_FEDERATION`` names, or else where the SuperLink was
+started.
 """
 
 from __future__ import annotations
@@ -53,9 +54,7 @@ def deploy(grid: Any, run_config: Any, listeners: Sequence[Listener] = ()) -> Fo
     """Train over nodes that have their own data; returns the run folder, to which a report can be added."""
     place = _path(run_config.get("folder", "run"))
     begun = (place / "config.yaml").is_file()
-    config = (
-        load(place / "config.yaml") if begun else resolve(_lines(_path(run_config.get("settings", "settings.txt"))))
-    )
+    config = load(place / "config.yaml") if begun else configuration(_path(run_config.get("settings", "settings.txt")))
     known = {k: v for k, v in config["runtime"].items() if k != "name"}
     config["runtime"] = {"id": token_hex(8), **known, "name": "flower"}
     patience = config["runtime"].get("timeout") or PATIENCE
@@ -65,7 +64,8 @@ def deploy(grid: Any, run_config: Any, listeners: Sequence[Listener] = ()) -> Fo
             "clients: how many sites take part? give population=... in the settings, or clients=... in the app"
         )
     config["population"] = count
-    nodes = Nodes(grid, timeout=float(patience), poll=POLL, settings=orjson.dumps(config))
+    names = tuple(str(run_config.get("sites", "")).split(",")) if run_config.get("sites") else ()
+    nodes = Nodes(grid, timeout=float(patience), poll=POLL, settings=orjson.dumps(config), names=names)
     wait = float(run_config.get("wait", WAIT))
     nodes.wait_for(count, seconds=wait)
     present = [nodes.present[nodes.clients[k]] for k in sorted(nodes.clients)]
@@ -113,11 +113,12 @@ def _path(text: Any) -> Path:
     return Path(os.environ.get("FEDVEIL_FEDERATION", ".")) / Path(str(text)).expanduser()
 
 
-def _lines(path: Path) -> list[str]:
+def configuration(path: Path) -> dict[str, Any]:
+    """What the settings in a file say; empty lines and those that begin with # are for people."""
     try:
-        lines = path.read_text().splitlines()
+        texts = [line.strip() for line in path.read_text().splitlines()]
     except OSError as problem:
         raise Refused(
             f"{path}: the settings of the run cannot be read ({problem.strerror}); write them there"
         ) from None
-    return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    return resolve(["runtime=flower", *(text for text in texts if text and not text.startswith("#"))])

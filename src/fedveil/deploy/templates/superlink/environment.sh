@@ -1,0 +1,11 @@
+# Read by the scripts beside it.
+set -euo pipefail
+umask 077
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+. "$here/superlink.conf"
+mkdir -p "$here/state"
+# Nothing outside the federation is called, and no package is fetched for a run.
+export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
+export FLWR_HOME="$here/state/flwr"
+mkdir -p "$FLWR_HOME"
+PATH="$(dirname "$(command -v "$PYTHON")"):$PATH"

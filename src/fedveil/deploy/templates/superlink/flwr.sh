@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Flower's own command, connected to this SuperLink, such as: ./flwr.sh ls, ./flwr.sh supernode ls, ./flwr.sh stop RUN
+. "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+cat >"$FLWR_HOME/config.toml" <<END
+[superlink]
+default = "federation"
+
+[superlink.federation]
+address = "127.0.0.1:$PORT"
+root-certificates = "$here/ca.crt"
+END
+cd "$here/state"
+exec flwr "$@"
