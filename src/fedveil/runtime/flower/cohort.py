@@ -16,13 +16,14 @@ from fedveil.core.stage import Context
 from fedveil.privacy.ledger import Line
 from fedveil.runtime.accounting import Bookkeeper
 from fedveil.runtime.checkpoint import Progress
-from fedveil.runtime.flower import masked, shuffled
+from fedveil.runtime.flower import encrypted, masked, shuffled
 from fedveil.runtime.flower.facts import filled, foresee, travels
 from fedveil.runtime.flower.messages import Malformed, Order, Shapes, Trained, decode, encode
 from fedveil.runtime.flower.node import PUBLIC, UPPER, kinds, pack_settings
 from fedveil.runtime.flower.nodes import Nodes
 from fedveil.runtime.inline import Record, sent_down
 from fedveil.runtime.prepare import Training
+from fedveil.transport.he import Encrypted
 from fedveil.transport.masks import Masks
 from fedveil.transport.shuffle import Shuffle
 
@@ -50,16 +51,21 @@ def check(training: Training) -> None:
         masked.check(transport)
     elif isinstance(transport, Shuffle):
         shuffled.check(transport)
+    elif isinstance(transport, Encrypted):
+        encrypted.check(transport)
     elif "each" not in transport.reveals:
         raise Refused(
-            f"transport: {type(transport).__name__} has no parties on Flower nodes; use transport=plain, masks or "
-            "shuffle, or set runtime=inline"
+            f"transport: {type(transport).__name__} has no parties on Flower nodes; use transport=plain, masks, he "
+            "or shuffle, or set runtime=inline"
         )
 
 
 def roles(training: Training) -> tuple[str, ...]:
     """Parties beside clients and server, each on a node of its own."""
-    return (shuffled.ROLE,) if isinstance(training.method.transport, Shuffle) else ()
+    transport = training.method.transport
+    if isinstance(transport, Encrypted):
+        return encrypted.ROLES
+    return (shuffled.ROLE,) if isinstance(transport, Shuffle) else ()
 
 
 @dataclass(eq=False)
@@ -97,6 +103,7 @@ class NodeCohort:
                 uploads, instead = round.uploads()
             shares = training.shares([k for k in ctx.clients if k is not None], moves)
             arrival = arrive(method, uploads, shares, server, ctx, instead, carry)
+            arrival = replace(arrival, bytes_up=arrival.bytes_up + round.beside)
         finally:
             round.tell(record)
         rounds = torch.full((len(ctx.clients), 1), float(ctx.round))
@@ -131,6 +138,8 @@ class Round:
     lines: Sequence[Line]
     facts: Uploads
     reports: dict[int, Trained] = field(default_factory=dict, init=False)
+    beside: int = 0
+    """Bytes of public parts, which travel beside uploads."""
 
     @property
     def nodes(self) -> Nodes:
@@ -143,6 +152,10 @@ class Round:
         settings = self.cohort.settings
         if isinstance(transport, Shuffle):
             return lambda uploads, weights, ctx: shuffled.carried(
+                transport, self.nodes, self.frames, uploads, weights, ctx
+            )
+        if isinstance(transport, Encrypted):
+            return lambda uploads, weights, ctx: encrypted.carried(
                 transport, self.nodes, self.frames, uploads, weights, ctx
             )
         assert isinstance(transport, Masks)  # check() has refused the others
@@ -170,6 +183,7 @@ class Round:
                     values[name][row] = torch.where(tensors[name + UPPER], high, low)
             if public is not None:
                 public[row] = tensors[PUBLIC]
+                self.beside += tensors[PUBLIC].nbytes
         return filled(self.facts, values, public), instead
 
     def frames(self, sent: Mapping[int, bytes], counts: Tensor | None, limit: int) -> dict[int, bytes | str]:
