@@ -12,5 +12,6 @@ def test_the_same_run_with_both_servers_on_nodes(tmp_path):
     training = training_of(*APA)
     _, _, here = in_process(training, tmp_path / "here")
     _, _, there, grid = over_nodes(training, tmp_path / "there")
-    for e in there.read_events(): print(e)
+    for e in there.read_events():
+        print(e)
     same(here, there, 1e-6)

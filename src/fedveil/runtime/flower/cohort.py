@@ -16,7 +16,7 @@ from fedveil.core.stage import Context
 from fedveil.privacy.ledger import Line
 from fedveil.runtime.accounting import Bookkeeper
 from fedveil.runtime.checkpoint import Progress
-from fedveil.runtime.flower import encrypted, masked, relay, shuffled
+from fedveil.runtime.flower import encrypted, masked, parties, relay, shuffled
 from fedveil.runtime.flower.facts import filled, foresee, travels
 from fedveil.runtime.flower.messages import Malformed, Order, Shapes, Trained, decode, encode
 from fedveil.runtime.flower.node import PUBLIC, UPPER, kinds, pack_settings
@@ -69,7 +69,7 @@ def roles(training: Training) -> tuple[str, ...]:
     if isinstance(transport, Encrypted):
         return encrypted.ROLES
     if isinstance(transport, Duo):
-        return relay.ROLES
+        return parties.ROLES
     return (shuffled.ROLE,) if isinstance(transport, Shuffle) else ()
 
 

@@ -329,7 +329,7 @@ def unpack(kind: type[W], body: bytes) -> W:
 _known: dict[str, dict[str, Any]] = {}
 
 
-def _hints(kind: type[Words]) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     if kind.kind not in _known:
         hints = typing.get_type_hints(kind)
         _known[kind.kind] = {f.name: hints[f.name] for f in fields(kind)}

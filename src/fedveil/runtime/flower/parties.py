@@ -1,15 +1,16 @@
 """S1, S2 and the key centre on nodes of their own (SPEC 7.1): what each of these nodes does.
 
-Nodes cannot reach each other, so that the server carries what parties say. It is sealed from party to party: the server
-sees who speaks and how much. (Shares alone are uniform to it; but what the key centre sends to S2 would open S2's masks to
-S1, if the server showed it.) A node's process may be another one at each message. A party's program is held where
-it waits, and where its process is gone it is run again from the messages in the node's own state: all that it draws and
-needs twice is made of secrets in that state.
+Nodes cannot reach each other, so that the server carries what parties say, sealed from party to party: it sees who
+speaks, and how much. (Keys must be hidden from it in any case. Most other messages are uniform to it; but what the key
+centre tells S2 would open S2's masks to S1, if the server showed it.) A node's process may be another one at each
+message. A party's program is held where it waits, and where that process is gone it is run again from the messages in
+the node's own state: all that it draws and needs twice is made of a secret in that state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +64,9 @@ from fedveil.transport.masks.crypto import Pair, digest, seed
 from fedveil.transport.masks.rejected import Rejected
 
 S1, S2, CENTRE = ROLES = ("S1", "S2", "key centre")
-SELF, KNOWN, MEETING, DEALT, HEARD = (
-    f"fedveil.duo.{name}" for name in ("self", "known", "meeting", "dealt", "heard")
-)
+SELF, KNOWN, MEETING, DEALT, HEARD = (f"fedveil.duo.{name}" for name in ("self", "known", "meeting", "dealt", "heard"))
 PINS = {S1: "S1", S2: "S2", CENTRE: "centre"}
 """The setting of a node config that pins a party's identity, in hex."""
-
-_desks: dict[tuple[int, str], tuple[bytes, Desk]] = {}
-"""Programs that are held in this process, by node and role, with the secret of their meeting."""
 
 
 def meet(message: Meeting, context: Context) -> Here:
@@ -125,73 +121,86 @@ def begin(message: Task, context: Context) -> Spoken:
     if message.others.keys() != set(ROLES) - {str(record["role"])}:
         raise Malformed("a round of S1, S2 and the key centre")
     record["task"] = pack(message)
-    record["said"] = 0
-    context.state[HEARD] = ConfigRecord()
-    return _spoken(context)
+    heard = context.state[HEARD] = ConfigRecord()
+    return _spoken(context, record, heard)
 
 
 def step(message: Step, context: Context) -> Spoken:
     """A party hears what others have said, goes on, and says what it says next."""
-    record = context.state.config_records.get(MEETING)
-    heard = context.state.config_records.get(HEARD)
+    records = context.state.config_records
+    record, heard = records.get(MEETING), records.get(HEARD)
     if record is None or heard is None or message.place != len(heard):
         raise Malformed("a step of a round that is not going on here, or out of its place")
-    counts = {name: int(str(record.get(f"from {name}", 0))) for name in ROLES}
-    task = unpack(Task, _bytes(record, "task"))
-    channels = {name: _channel(context, name, met) for name, met in task.others.items()}
+    held = _held(context, record, heard)
     for sender, box in message.boxes:
-        if sender not in channels:
+        if sender not in held.channels:
             raise Malformed("a box from nobody")
-        counts[sender] += 1
-        record[f"from {sender}"] = counts[sender]
-        heard[f"{len(heard):06d}"] = msgpack.packb([sender, channels[sender].unseal(counts[sender], box)])
-    return _spoken(context)
+        number = record[f"from {sender}"] = _count(record, f"from {sender}") + 1
+        heard[f"{len(heard):06d}"] = msgpack.packb([sender, held.channels[sender].unseal(number, box)])
+    return _spoken(context, record, heard)
 
 
-def _spoken(context: Context) -> Spoken:
-    record, heard = context.state.config_records[MEETING], context.state.config_records[HEARD]
-    task, role = unpack(Task, _bytes(record, "task")), str(record["role"])
-    desk = _desk(context, task, role)
-    desk.feed([tuple(msgpack.unpackb(_bytes(heard, name))) for name in sorted(heard)[desk.fed :]])
-    boxes, said = [], int(str(record["said"]))
-    channels = {name: _channel(context, name, met) for name, met in task.others.items()}
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A party's program in this process, the secret of its meeting, and its conversations."""
+
+    own: bytes
+    desk: Desk
+    channels: dict[str, Channel]
+
+
+_held_here: dict[tuple[int, str], Held] = {}
+"""By node and role: a simulation's process has many nodes in turn."""
+
+
+def _spoken(context: Context, record: ConfigRecord, heard: ConfigRecord) -> Spoken:
+    held = _held(context, record, heard)
+    desk, boxes, said = held.desk, [], _count(record, "said")
     for receiver, frame in desk.said(said):
-        number = int(str(record.get(f"to {receiver}", 0))) + 1
-        record[f"to {receiver}"] = number
-        boxes.append((receiver, channels[receiver].seal(number, frame)))
+        number = record[f"to {receiver}"] = _count(record, f"to {receiver}") + 1
+        boxes.append((receiver, held.channels[receiver].seal(number, frame)))
     record["said"] = said + len(boxes)
     if not desk.ended:
         return Spoken(tuple(boxes), None, None)
-    _clear(context, role)
+    _clear(context, str(record["role"]))
     if desk.failure is not None:
         known = isinstance(desk.failure, Aborted | Refused | Rejected)
         return Spoken(tuple(boxes), None, str(desk.failure) if known else type(desk.failure).__name__)
     found: dict[str, Any] = desk.found  # type: ignore[assignment]
     if (told := found.pop("log", None)) is not None:
-        _note(place_of(task.settings, context), role, told)
+        _note(place_of(unpack(Task, _bytes(record, "task")).settings, context), str(record["role"]), told)
     return Spoken(tuple(boxes), msgpack.packb(found), None)
 
 
-def _desk(context: Context, task: Task, role: str) -> Desk:
-    """The program where it stands in this process, or from its beginning."""
-    own = _bytes(context.state.config_records[MEETING], "own")
-    known = _desks.get((context.node_id, role))
-    if known is not None and known[0] == own:
-        return known[1]
-    _clear(context, role)
-    desk = Desk(task.others)
-    desk.start(_program(context, task, role, desk, own))
-    _desks[context.node_id, role] = own, desk
-    return desk
+def _held(context: Context, record: ConfigRecord, heard: ConfigRecord) -> Held:
+    """The program where this node stands: as it is held in this process, or run again up to there."""
+    own, role = _bytes(record, "own"), str(record["role"])
+    held = _held_here.get((context.node_id, role))
+    if held is None or held.own != own:
+        _clear(context, role)
+        task = unpack(Task, _bytes(record, "task"))
+        channels = {name: _channel(context, name, met) for name, met in task.others.items()}
+        held = Held(own, Desk(task.others), channels)
+        held.desk.start(_program(context, task, role, held))
+        _held_here[context.node_id, role] = held
+    held.desk.feed([tuple(msgpack.unpackb(_bytes(heard, name))) for name in sorted(heard)[held.desk.fed :]])
+    return held
 
 
 def _clear(context: Context, role: str) -> None:
-    known = _desks.pop((context.node_id, role), None)
-    if known is not None:
-        known[1].close()
+    held = _held_here.pop((context.node_id, role), None)
+    if held is not None:
+        held.desk.close()
 
 
-def _program(context: Context, task: Task, role: str, desk: Desk, own: bytes) -> Callable[[], object]:
+def _count(record: ConfigRecord, name: str) -> int:
+    found = record.get(name, 0)
+    assert isinstance(found, int)
+    return found
+
+
+def _program(context: Context, task: Task, role: str, held: Held) -> Callable[[], object]:
+    desk = held.desk
     if role == CENTRE:
         record = context.state.config_records[DEALT]
         seeds = msgpack.unpackb(_bytes(record, "keys"))[4:]
@@ -209,9 +218,7 @@ def _program(context: Context, task: Task, role: str, desk: Desk, own: bytes) ->
         "uploads": len(task.uploads),
     }
     other = S2 if role == S1 else S1
-    keys, mends = taken(
-        _channel(context, CENTRE, task.others[CENTRE]).unseal(0, task.keys), lambda: Asking(desk.link(CENTRE))
-    )
+    keys, mends = taken(held.channels[CENTRE].unseal(0, task.keys), lambda: Asking(desk.link(CENTRE)))
     if keys.first != (role == S1):
         raise Malformed("keys of the other server")
     orders, mine = pair()
@@ -221,7 +228,7 @@ def _program(context: Context, task: Task, role: str, desk: Desk, own: bytes) ->
         return _carried_out(mine, order, task, _Controller(training, task, identity) if role == S1 else None)
 
     def work() -> object:
-        return together(clerk, lambda: serve(keys, mends, orders, desk.link(other), own), (mine, orders))[0]
+        return together(clerk, lambda: serve(keys, mends, orders, desk.link(other), held.own), (mine, orders))[0]
 
     return work
 

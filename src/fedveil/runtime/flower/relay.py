@@ -1,7 +1,7 @@
 """Two-server aggregation over Flower (SPEC 7): the server carries sealed messages between parties on nodes.
 
-It sees encrypted uploads, boxes that it cannot open, and both shares of a round's result: like every client it holds the
-model, and nothing else that the servers know. S1's controller decides on S1's node.
+It sees encrypted uploads, boxes that it cannot open, and both shares of a round's result: like every client it holds
+the model, and nothing else that the servers know. S1's controller decides on S1's node.
 """
 
 from __future__ import annotations
@@ -296,4 +296,3 @@ def _mapping(role: str, body: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Aborted(f"{role} sent something else than its part of a result; look after its node")
     return found
-

@@ -20,7 +20,7 @@ Frames = Sequence[tuple[str, bytes]]
 
 
 class Desk:
-    """``start`` a program that speaks over :meth:`link`, then ``feed`` it; ``failure`` is what ended it, if anything."""
+    """``start`` a program that speaks over :meth:`link`, then ``feed`` it; ``failure`` is why it failed."""
 
     def __init__(self, others: Iterable[str]) -> None:
         self.fed = 0
@@ -34,7 +34,7 @@ class Desk:
         self._closed = False
 
     def link(self, other: str) -> Framed:
-        """This party's end of the conversation with another one."""
+        """One end of the conversation with another party."""
         return _End(self, other)
 
     def start(self, program: Callable[[], object]) -> None:

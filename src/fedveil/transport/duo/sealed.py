@@ -1,7 +1,7 @@
 """Sealed conversations between parties that know each other's identities, over somebody who must not listen.
 
-An identity is an X25519 and an Ed25519 key of one secret. Two parties that meet agree on keys by their identities and by
-keys of this one meeting: nobody else can read or write in their names, and nothing of one meeting fits another.
+An identity is an X25519 and an Ed25519 key of one secret. Two parties that meet agree on keys by their identities and
+by keys of this one meeting: nobody else can read or write in their names, and nothing of one meeting fits another.
 Every box has a key of its own, made with a random salt, so that no key ever seals twice.
 """
 
