@@ -150,6 +150,13 @@ def pinned(place, tamper=None):
     return Loopback(app, configs, tamper=tamper)
 
 
+def test_away_from_a_simulation_nobody_believes_the_server_who_a_party_is(tmp_path):
+    training, grid = training_of(*APA, "rounds=1", "transport.retries=0"), pinned(tmp_path)
+    del grid.contexts[S1].node_config["S2"]
+    (event,) = over_nodes(training, tmp_path / "run", grid)[2].read_events()
+    assert "the node config does not say who the S2 is" in event["aborted"]
+
+
 def test_a_run_goes_on_with_what_s1_remembers(tmp_path):
     grid = pinned(tmp_path)
     over_nodes(training_of(*APA, "rounds=1"), tmp_path / "run", grid)

@@ -334,11 +334,13 @@ def _channel(context: Context, you: str, met: Met) -> Channel:
 
 
 def _pin(context: Context, role: str, public: bytes) -> None:
-    """Refuse another identity than the node config says, or than this node saw at first."""
+    """Refuse another identity than the node config says; in a simulation, than this node saw at first."""
     if KNOWN not in context.state:
         context.state[KNOWN] = ConfigRecord()
     known = context.state.config_records[KNOWN]
     configured = context.node_config.get(PINS[role])
+    if configured is None and "partition-id" not in context.node_config:
+        raise Malformed(f"the node config does not say who the {role} is ({PINS[role]}), and the server is not asked")
     wanted = known.setdefault(role, public) if configured is None else bytes.fromhex(str(configured))
     if wanted != public:
         raise Malformed(f"the {role}'s identity is not the one that this node was told of, or knew before")
