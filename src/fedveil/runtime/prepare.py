@@ -167,7 +167,7 @@ def prepare(
     recipe.transport.remarks(cohort)  # refuses a cohort that it cannot serve
     facts = Facts(objective, federation, batching, settings.sgd, settings.seed, settings.precision)
     engine, reason = choose(settings.engine, facts, recipe)
-    attackers = _attackers(config, facts, recipe, settings)
+    attackers = _attackers(config, facts, recipe, settings.engine)
     training = Training(
         config, settings, recipe, federation, objective, engine, reason, cohort, batching, attackers=attackers
     )
@@ -188,7 +188,7 @@ def prepare(
     return replace(training, method=make(calibrated), sigma=calibrated)
 
 
-def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, settings: Settings) -> Attackers | None:
+def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, wanted: str) -> Attackers | None:
     """The dishonest clients that the configuration asks for; None where everybody is honest."""
     node = dict(config["attack"])
     if node.get("build") is None:
@@ -199,9 +199,10 @@ def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, settings
     attack = build(node, "attack")
     if not clients:
         return None
-    if onset > settings.rounds:
+    rounds = fit("rounds", config["rounds"], int)
+    if onset > rounds:
         raise Refused(
-            f"attack.onset: round {onset} never comes in a run of {settings.rounds} rounds, and nobody would attack; "
+            f"attack.onset: round {onset} never comes in a run of {rounds} rounds, and nobody would attack; "
             "give an earlier one, or more rounds"
         )
     if recipe.sums_only:
@@ -213,7 +214,7 @@ def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, settings
     if attack.poison is not None:
         attack.poison.fits(facts.federation)
         poisoned = Poisoned(facts.federation, clients, attack.poison, facts.seed)
-        engine, _ = choose(settings.engine, replace(facts, federation=poisoned), recipe)
+        engine, _ = choose(wanted, replace(facts, federation=poisoned), recipe)
     return Attackers(name, attack, clients, onset, share, facts.seed, engine)
 
 
