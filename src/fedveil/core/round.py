@@ -64,7 +64,7 @@ def nobody(w: Tensor) -> Moves:
 
 
 def _silenced(signal: Signal, rows: list[int]) -> Signal:
-    """The same rows, those of whom nothing usable arrived as zeros."""
+    """The same rows, zeros in place of unusable ones: noise was planned for a rule on so many (SPEC 0, zero_out)."""
     value = signal.value.clone()
     value[rows] = 0.0
     return replace(signal, value=value)
@@ -134,9 +134,13 @@ def arrive(
     """The journey and the server's half of a round; ``ctx`` is that of the clients.
 
     Rows that the server cannot use, and those of which something else arrived (``instead``), take no part: they are
+<<<<<<< HEAD
     logged, the others' weights sum to one without them, and a round that nobody is left of is aborted. Where noise at
     the server was planned for a rule on so many rows, zeros stand in their places, as in the neighbours' data.
     ``carry`` stands for the transport's own journey where clients are elsewhere.
+=======
+    logged, the others' weights sum to one without them, and a round that nobody is left of is aborted.
+>>>>>>> issue-rv
     """
     kept: Tensor | None = None
     if found := faults(uploads, instead or {}):
