@@ -295,3 +295,14 @@ def test_settings_that_sites_could_understand_differently_are_refused(tmp_path, 
 def test_the_settings_that_are_written_are_in_order(folder):
     done = command("check", folder / "superlink/settings.txt")
     assert done.exit_code == 0 and "no mistake found" in done.output
+
+
+def test_a_role_is_a_party_without_data(tmp_path):
+    words = ("--host", "a.org", "--site", "north", "--role", "shuffler")
+    assert command("init", tmp_path / "fed", *words).exit_code == 0
+    toml = (tmp_path / "fed/sites/shuffler/site.toml").read_text()
+    assert 'role = "shuffler"' in toml and "data =" not in toml and "number =" not in toml
+    assert (tmp_path / "fed/superlink/nodes/shuffler.pub").is_file()
+    assert 'sites = "north"' in (tmp_path / "fed/superlink/federation/pyproject.toml").read_text()
+    done = command("init", tmp_path / "x", *words, "--site", "shuffler")
+    assert isinstance(done.exception, Refused) and "role" in str(done.exception)
