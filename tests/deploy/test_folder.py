@@ -20,6 +20,7 @@ require("flwr")
 from fedveil.cli import app  # noqa: E402
 from fedveil.core.errors import Refused  # noqa: E402
 from fedveil.deploy.folder import Plan, check_sum, write  # noqa: E402
+from fedveil.deploy.keys import names_in  # noqa: E402
 from fedveil.deploy.settings import read  # noqa: E402
 from fedveil.deploy.superlink import Gate  # noqa: E402
 from fedveil.deploy.supernode import approved, guarded  # noqa: E402
@@ -170,11 +171,12 @@ def test_an_existing_folder_is_never_lost(tmp_path):
 
 def test_a_certificate_is_renewed_and_a_site_makes_its_own_key(folder):
     before = (folder / "superlink/server.crt").read_bytes()
-    assert command("renew", folder, "--host", "link.example.org", "--days", "30").exit_code == 0
+    assert command("renew", folder, "--days", "30").exit_code == 0
     after = (folder / "superlink/server.crt").read_bytes()
     authority = x509.load_pem_x509_certificate((folder / "superlink/ca.crt").read_bytes())
     verifier = PolicyBuilder().store(Store([authority])).build_server_verifier(x509.DNSName("link.example.org"))
     verifier.verify(x509.load_pem_x509_certificate(after), [])
+    assert len(names_in(after)) == len(names_in(before)) == 5
     assert after != before and mode(folder / "superlink/server.key") == 0o600
     place = folder / "sites/south"
     old = (place / "node.pub").read_bytes()

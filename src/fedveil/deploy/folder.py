@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fedveil import __version__
 from fedveil.core.errors import Refused, one_of, positive
-from fedveil.deploy.keys import LOOPBACK, Authority, general_name, node_key, pem
+from fedveil.deploy.keys import LOOPBACK, Authority, general_name, names_in, node_key, pem
 from fedveil.deploy.superlink import FLOWER
 
 SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o755
@@ -91,13 +91,13 @@ def write(plan: Plan, out: Path, *, force: bool = False) -> Path | None:
 
 
 def renew(folder: Path, hosts: Sequence[str], days: int) -> None:
-    """Another server certificate from the same authority, with a fresh key; sites need not be told."""
+    """Another server certificate from the same authority, with a fresh key, for these names or those of the old one."""
     _ours(folder)
     try:
         authority = Authority.read((folder / "ca/ca.key").read_bytes(), (folder / "superlink/ca.crt").read_bytes())
     except FileNotFoundError as problem:
         raise Refused(f"{problem.filename}: is not there; put the authority's key back for this one command") from None
-    key, certificate = authority.server(hosts, days)
+    key, certificate = authority.server(hosts or names_in((folder / "superlink/server.crt").read_bytes()), days)
     put(folder / "superlink/server.key", key, SECRET)
     put(folder / "superlink/server.crt", certificate, PUBLIC)
 
