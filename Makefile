@@ -4,9 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --quiet --disable-pip-version-check
 # Extras that the suite needs; bench adds the slow-to-install peers.
-SUITE := dev,flower,he
+SUITE := dev,flower,he,tensorboard,mlflow
 
-.PHONY: demo test test-slow check bench clean
+.PHONY: demo test test-slow check docs bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/fedveil run method=dp_fedavg_local data=digits data.partition=dirichlet data.alpha=0.5 model=logistic \
@@ -23,6 +23,10 @@ check: $(VENV)/.suite
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "build/site/index.html (for the search: $(BIN)/python -m http.server --directory build/site)"
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/fedavg_loop.py
@@ -48,6 +52,10 @@ $(VENV)/.suite: $(VENV)/.torch pyproject.toml
 	$(PIP) install -c constraints.txt -e '.[$(SUITE)]'
 	$(PIP) install -c constraints.txt --no-deps byzfl
 	touch $@ $(VENV)/.demo
+
+$(VENV)/.docs: $(VENV)/.suite
+	$(PIP) install -c constraints.txt -e '.[$(SUITE),docs]'
+	touch $@
 
 # pfl asks for an older dp-accounting than ours, which it needs only for accounting, not for training.
 $(VENV)/.bench: $(VENV)/.suite

@@ -25,12 +25,12 @@ from fedveil.core.stage import Context, Release
 DATA = Path(os.environ["FEDVEIL_DATA"]) if os.environ.get("FEDVEIL_DATA") else None
 
 
-def require(module: str) -> ModuleType:
-    """Import an optional peer: missing, it fails in CI and skips elsewhere with the reason."""
+def require(module: str, command: str = "make test") -> ModuleType:
+    """Import an optional peer: missing, it fails in CI and skips elsewhere, naming the command that installs it."""
     try:
         return importlib.import_module(module)
     except ImportError as problem:
-        reason = f"{module} is not installed ({problem}); `make test` installs it"
+        reason = f"{module} is not installed ({problem}); `{command}` installs it"
         if os.environ.get("CI"):
             pytest.fail(reason)
         pytest.skip(reason, allow_module_level=True)

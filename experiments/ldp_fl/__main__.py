@@ -1,6 +1,7 @@
 """LDP-FL on MNIST and Fashion-MNIST: trains what is missing in the cache, then writes docs/results/ldp-fl.md.
 
     python -m experiments.ldp_fl [--data mnist,fashion_mnist] [--out FOLDER] [--page FILE] [--page-only] [--quick]
+                                [--device cuda]
 
 The data lie under the data root, FEDVEIL_DATA; a data set that is not there is left out. Interrupt it at will; the same
 command goes on where it was.
@@ -35,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, help="the page (docs/results/ldp-fl.md; with --quick: in OUT)")
     parser.add_argument("--page-only", action="store_true", help="train nothing, write the page from what is there")
     parser.add_argument("--quick", action="store_true", help="one seed and one round, to see that it works")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where the cells are trained")
     args = parser.parse_args(arguments)
     known = {task.name: task for task in TASKS}
     if unknown := [name for name in args.data.split(",") if name not in known]:
@@ -46,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     page = args.page or (args.out / "quick" / "ldp-fl.md" if args.quick else Path("docs/results/ldp-fl.md"))
     try:
         if not args.page_only:
-            train(tasks, cache)
+            train(tasks, cache, args.device)
     except KeyboardInterrupt:
         print("Interrupted. Finished cells are kept; the same command goes on.")
         return INTERRUPTED
@@ -56,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def train(tasks: Sequence[Task], cache: Cache) -> None:
+def train(tasks: Sequence[Task], cache: Cache, device: str) -> None:
     """Compute the cells that are missing: row by row, the data sets in turn."""
     cells = [cell for task in tasks if present(task) for cell in task.cells()]
     order = {id(cell): i for task in tasks for i, cell in enumerate(c for c in cells if c.task is task)}
@@ -65,7 +67,7 @@ def train(tasks: Sequence[Task], cache: Cache) -> None:
     print(f"{len(cells) - len(missing)} of {len(cells)} cells are there", flush=True)
     started = time.perf_counter()
     for done, cell in enumerate(missing, 1):
-        record = compute(cell)
+        record = compute(cell, device)
         cache.write(record)
         left = (time.perf_counter() - started) / done * (len(missing) - done)
         score = record["status"] if record["accuracy"] is None else f"{100 * record['accuracy']:.2f} %"

@@ -18,13 +18,14 @@ from fedveil.local.engine import Diverged
 Record = dict[str, Any]
 
 
-def compute(cell: Cell) -> Record:
-    """Run the cell on one thread; a run that diverges is a result."""
+def compute(cell: Cell, device: str = "cpu") -> Record:
+    """Run the cell on one thread, or on a GPU; a run that diverges is a result."""
+    engine = {"device": device, "engine": "fold"} if device != "cpu" else {}
     started, threads = time.process_time(), torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            result = fedveil.run(out=Path(folder) / "run", **cell.settings)
+            result = fedveil.run(out=Path(folder) / "run", **cell.settings, **engine)
             found = {
                 "status": result.summary["status"],
                 "accuracy": result.summary["accuracy"],
@@ -37,7 +38,7 @@ def compute(cell: Cell) -> Record:
     finally:
         torch.set_num_threads(threads)
     seconds = time.process_time() - started
-    return found | {"key": cell.key, "cell": str(cell), "settings": cell.settings, "seconds": seconds}
+    return found | {"key": cell.key, "cell": str(cell), "settings": cell.settings, "seconds": seconds, "device": device}
 
 
 class Cache:

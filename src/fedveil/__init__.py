@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fedveil import data
-    from fedveil.api import evaluate, load, resume, run
+    from fedveil.api import audit, evaluate, load, resume, run
     from fedveil.core.errors import Refused
 
 __version__ = "0.1.0"
-__all__ = ["Refused", "data", "evaluate", "load", "resume", "run"]
+__all__ = ["Refused", "audit", "data", "evaluate", "load", "resume", "run"]
 
-_HOMES = {"Refused": "fedveil.core.errors"} | dict.fromkeys(("evaluate", "load", "resume", "run"), "fedveil.api")
+_HOMES = {"Refused": "fedveil.core.errors"} | dict.fromkeys(
+    ("audit", "evaluate", "load", "resume", "run"), "fedveil.api"
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,17 @@ from fedveil.core.federation import Federation
 from fedveil.core.method import Method
 from fedveil.local.objective import Loss
 from fedveil.privacy.statement import Statement
+from fedveil.report.audit import write_audit_page
 from fedveil.report.html import write_report
+from fedveil.report.loggers import loggers
+from fedveil.runtime import audit as audits
 from fedveil.runtime.calibrate import load_noise, save_noise
 from fedveil.runtime.choice import carry_out
 from fedveil.runtime.config import Config, resolve
 from fedveil.runtime.config import load as load_config
 from fedveil.runtime.evaluate import score
-from fedveil.runtime.folder import Folder, read_json
-from fedveil.runtime.inline import Listener
+from fedveil.runtime.folder import Folder, read_json, write_json
+from fedveil.runtime.inline import Listener, train
 from fedveil.runtime.model import OWN, Task, build_objective, first_line
 from fedveil.runtime.prepare import Training, build_federation, prepare
 from fedveil.runtime.result import Result
@@ -76,12 +80,13 @@ def start(config: Config, *, out: str | Path | None = None, listeners: Sequence[
         config[name] = OWN if name == "loss" else {OWN: type(value).__name__}
     training = prepare(config, **own)
     config["threads"] = training.threads  # sums depend on it, so a resumed run must use as many
+    followers = [*listeners, *loggers(training.settings.logger)]
     label = f"{training.method.name}-{training.federation.name}-s{training.settings.seed}"
     folder = Folder.create(out if out is not None else config.get("out"), label)
     folder.save_config(config)
     if training.sigma is not None:
         save_noise(folder, training.sigma)
-    return _carry_out(training, folder, resume=False, listeners=listeners)
+    return _carry_out(training, folder, resume=False, listeners=followers)
 
 
 def resume(folder: str | Path, *, listeners: Sequence[Listener] = (), **own: Any) -> Result:
@@ -92,7 +97,8 @@ def resume(folder: str | Path, *, listeners: Sequence[Listener] = (), **own: Any
     """
     place = Folder.existing(folder)
     training = prepare(load_config(place.config), calibrated=load_noise(place), **own)
-    return _carry_out(training, place, resume=True, listeners=listeners)
+    followers = [*listeners, *loggers(training.settings.logger)]
+    return _carry_out(training, place, resume=True, listeners=followers)
 
 
 def load(folder: str | Path, **own: Any) -> Result:
@@ -139,6 +145,42 @@ def evaluate(
     test = federation.test
     scores = score(finished.outputs(test.x), test.y, finished.objective.loss)
     return {"folder": str(folder), "data": federation.name, "examples": len(test), **scores}
+
+
+def audit(
+    folder: str | Path,
+    *,
+    guesses: int | None = None,
+    power: bool = False,
+    listeners: Sequence[Listener] = (),
+    **own: Any,
+) -> audits.Audited:
+    """Try to refute the privacy claim of a run that was trained with ``audit.canaries``; writes ``audit.html`` there.
+
+    ``guesses`` is fixed beforehand, by default from the claim and the number of canaries. ``power`` trains the same run
+    once more without its noise, in a folder that is thrown away: an audit that sees nothing wrong with that is blind.
+    It is left out where the claim is above the cap, so that no audit of this size could refute it.
+    """
+    found = audits.audit(folder, guesses)
+    if power and found.claim < found.cap:
+        found = audits.with_power(found, _without_noise(Folder.existing(folder), found.guesses, listeners, own))
+    place = Folder.existing(folder)
+    write_json(place.path / "audit.json", found.to_json())
+    write_audit_page(place.path / "audit.html", found)
+    return found
+
+
+def _without_noise(place: Folder, guesses: int, listeners: Sequence[Listener], own: Mapping[str, Any]) -> float:
+    """The lower bound that the same audit finds for the same run without noise."""
+    config = load_config(place.config)
+    config["audit"] = {**config["audit"], "noise": 0.0}
+    config["evaluate"] = config["checkpoint"] = {"every": config["rounds"]}
+    training = prepare(config, calibrated=load_noise(place), **own)
+    with tempfile.TemporaryDirectory(prefix="fedveil-audit-") as folder:
+        quiet = Folder.create(Path(folder) / "run", "power")
+        quiet.save_config(config)
+        train(training, quiet, listeners=listeners)
+        return audits.audit(quiet.path, guesses).bound
 
 
 def _check_alike(finished: Result, federation: Federation) -> None:

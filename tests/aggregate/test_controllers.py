@@ -105,6 +105,18 @@ def test_a_lasting_attack_never_becomes_normal_but_drift_does():
     assert np.mean([isinstance(r, Mean) for r in chosen]) > 0.7
 
 
+def test_a_lasting_attack_below_the_guard_never_becomes_normal_either():
+    """Three of ten turn their signs: no outliers, so that only the baseline stands between them and the mean."""
+    rule = short()
+    memory, _, _ = walk(rule, [uploads(i) for i in range(130)])
+    before = memory["baseline"].clone()
+    after, chosen, logs = walk(rule, [uploads(500 + i, lying=3, factor=-1.0) for i in range(60)], memory)
+    assert not any("guard" in log["why"] for log in logs)
+    assert all(log["score"] > rule.drift * log["theta1"] for log in logs)
+    assert all(isinstance(r, CenteredClipping) for r in chosen)
+    assert torch.equal(after["baseline"], before), "nothing of it was learned"
+
+
 def test_the_published_ladder_gives_outliers_the_mean_and_clean_rounds_krum():
     rule = Published(byzantine=1)
     together = uploads(2).value

@@ -96,6 +96,20 @@ def test_uploads_that_agree_are_calm(x):
     assert Source().measure(x, None).tensor().item() == 1.0, "H := ln n"
 
 
+@pytest.mark.parametrize("far", [1e90, 1e155, 1e200])
+def test_what_is_beyond_all_numbers_is_not_calm(far):
+    x = cloud(10, seed=9)
+    window = torch.from_numpy(np.random.default_rng(5).normal(size=(20, 4)))
+    x[2] *= far
+    assert Calibrated().score(Calibrated().measure(x, None), window) > 1e2
+    assert Deficit().measure(x, None).tensor().item() > 1.7
+
+
+def test_uploads_too_small_to_be_squared_twice_agree():
+    x = cloud(10, seed=9, scale=1e-90)
+    assert Calibrated().score(Calibrated().measure(x, None), torch.rand(20, 4, dtype=torch.float64)) == 0.0
+
+
 def test_a_score_is_the_largest_robust_z():
     see, window = Calibrated(), torch.from_numpy(np.random.default_rng(5).normal(size=(20, 4)))
     seen = see.measure(cloud(10, seed=6), cloud(1, seed=7)[0])

@@ -90,7 +90,11 @@ def test_a_second_file_is_the_test_set(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "change", "message"),
     [
-        (TABLE.replace("60", "sixty"), {}, "column 'age': row 2 of t.csv holds 'sixty', .* declare the column in cat"),
+        (
+            TABLE.replace("60", "sixty"),
+            {},
+            "column 'age': row 2 of t.csv holds 'sixty', .* name the column in data.cat",
+        ),
         (TABLE.replace("60", "inf"), {}, "column 'age': row 2 of t.csv holds 'inf'"),
         (TABLE.replace("south,high", "south,?"), {}, "label: row 2 of t.csv has no label in column 'grade'"),
         (TABLE.replace("north,low", ",low"), {}, "client: row 1 of t.csv names no client"),
@@ -101,7 +105,11 @@ def test_a_second_file_is_the_test_set(write: Write) -> None:
         (TABLE, {"bounds": {"age": [0, 1], "agee": [0, 1]}}, "bounds: 'agee' is not an input column"),
         (TABLE, {"bounds": {"age": [0, 1], "grade": [0, 1]}}, "bounds: 'grade' is not an input column"),
         (TABLE, {"bounds": {"age": [0, 1], "colour": [0, 1]}}, "bounds: column 'colour' is categorical"),
-        (TABLE, {"bounds": None}, r"numeric column 'age' has no public range; give bounds=\{age: \[low, high\]\}"),
+        (
+            TABLE,
+            {"bounds": None},
+            r"column 'age' has no public range; give 'data.bounds=\{age: \[low, high\]\}'",
+        ),
         (TABLE, {"bounds": {"age": [5, 5]}}, r"bounds: \[5, 5\] for column 'age' is not a range"),
         (TABLE, {"bounds": {"age": [5]}}, "is not a range; give"),
         (TABLE, {"categories": {"colour": ["red"]}}, "row 2 of t.csv holds 'blue' in column 'colour'; allowed: red"),
@@ -110,7 +118,7 @@ def test_a_second_file_is_the_test_set(write: Write) -> None:
         (TABLE, {"target": "klass"}, "target: 'klass' is unknown"),
         (TABLE, {"delimiter": ", "}, "delimiter: ', ' is not one character"),
         (TABLE, {"drop": ["age", "colour"], "categorical": None, "bounds": None}, "no column left for inputs"),
-        (TABLE, {"missing": []}, r"holds '\?', which is not a number; .* add the value to missing"),
+        (TABLE, {"missing": []}, r"holds '\?', which is not a number; .* add the value to data.missing"),
         (TABLE + "1,red\n", {}, "row 6 of .* has 2 values, but the header names 4 columns"),
         ("age,age\n1,2\n", {}, "names a column twice or not at all"),
         ("age,grade\n", {}, "has no rows"),

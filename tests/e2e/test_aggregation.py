@@ -27,12 +27,12 @@ def test_every_rule_trains_from_the_command_line(tmp_path, name):
     assert summary["accuracy"] > 0.2
 
 
-@pytest.mark.parametrize("before", ["nnm", "bucketing", "[norm_bound,nnm]"])
+@pytest.mark.parametrize("before", ["nnm", "bucketing", "[norm_bound,nnm] aggregate.norm_bound=1"])
 def test_what_comes_before_a_rule_repeats_for_a_seed(tmp_path, before):
     hashes = set()
     for attempt in "ab":
         out = f"out={tmp_path / attempt}"
-        run("aggregate=trimmed_mean", "declared_f=1", f"aggregate.before={before}", "aggregate.norm_bound=1", out, "-q")
+        run("aggregate=trimmed_mean", "declared_f=1", *f"aggregate.before={before}".split(), out, "-q")
         hashes.add(json.loads((tmp_path / attempt / "summary.json").read_text())["model_hash"])
     assert len(hashes) == 1
 
@@ -49,6 +49,12 @@ def test_what_comes_before_a_rule_repeats_for_a_seed(tmp_path, before):
         (["aggregate=median", "aggregate.before=clip"], "aggregate.before: 'clip' is unknown"),
         (["aggregate=mda", "declared_f=9", "population=40", "cohort=40"], "mda tries every set of uploads"),
         (["aggregate=median", "aggregate.keep=3"], "keep: there is no such setting"),
+        (["aggregate=multi_krum", "declared_f=2", "aggregate.keep=9"], "aggregate.keep: of 10 uploads 2 .*at most 8"),
+        (["aggregate.norm_bound=1"], "aggregate.norm_bound: .*set aggregate.before=norm_bound, or leave it out"),
+        (
+            ["aggregate.before=norm_bound", "aggregate.norm_bound=1", "aggregate.bucket=3"],
+            "aggregate.bucket: it belongs",
+        ),
         (
             ["aggregate=krum", "declared_f=1", "method=dp_fedavg_central", "sigma=1"],
             "no bound.*aggregate.before=norm_bound",

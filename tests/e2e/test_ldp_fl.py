@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import orjson
+from tests.e2e.test_command_line import refused
 
 DIGITS = (
     "data=digits",
@@ -60,6 +61,11 @@ def test_a_sealed_run_by_weight_with_losses(tmp_path):
 def test_the_plan_says_what_a_run_would_cost(tmp_path):
     out = fedveil("run", "method=ldp_fl", *DIGITS, "rounds=3", "--plan", cwd=tmp_path)
     assert "two_point" in out and "nominal" in out
+
+
+def test_options_before_the_calculator_are_not_lost(tmp_path):
+    line = ("budget", "--delta", "1e-9", "ldp", "--clients", "9", "--epsilon", "1", "--dim", "5", "--rounds", "1")
+    assert "--delta: it stands before ldp" in refused(*line, cwd=tmp_path)
 
 
 def test_the_calculator(tmp_path):

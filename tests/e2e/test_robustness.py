@@ -20,6 +20,17 @@ def test_an_attack_is_recorded_reported_and_resumed(tmp_path):
     assert "Attack score" in page and "centered_clipping" in page and "ipm" in page
 
 
+@pytest.mark.parametrize("kind", ["nan", "inf", "wrong_shape", "silent"])
+def test_what_no_server_can_use_is_named_on_the_command_line_and_resumed(tmp_path, kind):
+    """`inf` and `nan` are words there, not numbers."""
+    good("run", *TOY, "attack=malformed", f"attack.kind={kind}", "attack.share=0.25", "out=a", cwd=tmp_path)
+    config = tmp_path / "a" / "config.yaml"
+    config.write_text(config.read_text().replace("rounds: 6", "rounds: 7"))
+    good("resume", "a", "-q", cwd=tmp_path)
+    summary = orjson.loads((tmp_path / "a" / "summary.json").read_bytes())
+    assert summary["attack"]["kind"] == kind and summary["excluded"] == 2 * 7 and summary["rounds"] == 7
+
+
 def test_a_private_run_says_whom_its_statement_speaks_of(tmp_path):
     good("run", *TOY, "method=dp_fedavg_local", "sigma=1", "attack=sign_flip", "out=a", cwd=tmp_path)
     assert "speak of honest clients" in (tmp_path / "a" / "statement.md").read_text()
@@ -38,6 +49,10 @@ def test_a_private_run_says_whom_its_statement_speaks_of(tmp_path):
             "attack: the clients of ddp_fedavg share out the noise",
         ),
         (("attack=zero", "attack.onset=0"), "attack.onset: 0 is not a positive number"),
+        (
+            ("attack=backdoor", "attack.size=8"),
+            "attack.size: a trigger of 8 covers whole rows of inputs of shape (1, 8, 8)",
+        ),
         (("attack=malformed", "attack.kind=loud"), "attack.kind: 'loud' is unknown"),
         (("attack=backdoor", "attack.target=10"), "attack.target: there is no class 10"),
         (("aggregate=source",), "declared_f"),

@@ -9,6 +9,7 @@ from tests.support import blobs
 
 import fedveil
 from fedveil.aggregate.mean import Mean
+from fedveil.aggregate.order import TrimmedMean
 from fedveil.core.errors import Aborted
 from fedveil.core.flat import Layout
 from fedveil.core.intake import faults
@@ -32,13 +33,14 @@ KINDS = {
 
 
 def server_side(rows, instead=None, weights=None, **slots):
-    method = Method(name="toy", local=FedAvg(), transport=Plain(), aggregate=Mean(), **slots)
+    slots = {"aggregate": Mean()} | slots
+    method = Method(name="toy", local=FedAvg(), transport=Plain(), **slots)
     n, dim = rows.shape
     weights = torch.full((n,), 1 / n, dtype=torch.float64) if weights is None else weights
     streams = [stream(0, k) for k in range(n)]
     ctx = Context(1, Layout(("w",), ((dim,),)), list(range(10, 10 + n)), streams, server=stream(0, "server"))
     shares = Shares(weights, torch.ones(n, 1), 0.5, 1.0, 1 / n)
-    uploads = {MOVE: Signal(rows) if not slots else clip(1.0)(Signal(rows), ctx)}
+    uploads = {MOVE: clip(1.0)(Signal(rows), ctx) if "on_delta" in slots else Signal(rows)}
     return arrive(method, uploads, shares, {"w": torch.zeros(dim)}, ctx, instead), ctx.log
 
 
@@ -66,6 +68,30 @@ def test_nothing_is_excluded_that_is_merely_large():
     assert faults({MOVE: Signal(rows)}, {}) == {}
 
 
+def test_numbers_whose_powers_no_format_holds_are_excluded():
+    rows = torch.tensor([[1.0, 2.0], [3.0, -1e61], [3.0, 1e59]], dtype=torch.float64)
+    assert faults({MOVE: Signal(rows)}, {}) == {1: "move: not finite"}
+
+
+@pytest.mark.parametrize("aggregate", ["mean", "krum", "centered_clipping", "adaptive", "source", "geometric_median"])
+def test_no_length_of_an_upload_ends_the_run_or_passes_for_calm(tmp_path, aggregate):
+    """In float64, where lengths of 1e200 are numbers, and their squares none."""
+    rule = {"name": aggregate, "declared_f": 1}
+    rule |= {"window": 2, "calibration": 4} if aggregate == "adaptive" else {}
+    result = fedveil.run(
+        data=blobs(8),
+        model="logistic",
+        rounds=7,
+        cohort=8,
+        dtype="float64",
+        aggregate=rule,
+        attack={"name": "gaussian", "factor": 1e200, "share": 0.13, "onset": 5},
+        out=tmp_path / "run",
+    )
+    assert result.summary["excluded"] == 3 and not any("aborted" in event for event in result.history)
+    assert result.summary["accuracy"] > 0.5
+
+
 def test_a_round_in_which_nothing_can_be_used_is_aborted():
     with pytest.raises(Aborted, match="none of 2 uploads"):
         server_side(torch.full((2, 3), torch.nan))
@@ -76,6 +102,35 @@ def test_where_the_cohort_is_a_secret_an_empty_round_looks_like_any_other():
     arrival, log = server_side(torch.zeros(2, 3), {0: None, 1: None}, on_delta=clip(1.0), on_mean=gaussian(1.0))
     assert len(log["excluded"]) == 2 and arrival.arrived.tolist() == []
     assert (arrival.server["w"] != 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rule", ["trimmed_mean", "median"])
+def test_a_rule_under_noise_at_the_server_survives_too(tmp_path, kind, rule):
+    """Its sensitivity was planned for so many rows: zeros stand where nothing usable came, and the bound stays."""
+    result = fedveil.run(
+        sigma=0.3,
+        method="dp_fedavg_central",
+        aggregate={"name": rule, "declared_f": 1},
+        data=blobs(),
+        model="logistic",
+        rounds=3,
+        cohort=4,
+        attack={"name": "malformed", "kind": kind, "share": 0.25, "onset": 2},
+        out=tmp_path / "run",
+    )
+    assert result.summary["excluded"] == 2 and not any("aborted" in event for event in result.history)
+    assert np.isfinite(result.summary["loss"])
+
+
+def test_zeros_stand_where_nothing_usable_came():
+    rows = torch.tensor([[0.3], [0.4], [0.9], [0.5], [9.0]])
+    arrival, log = server_side(
+        rows, {2: None, 4: None}, on_delta=clip(1.0), on_mean=gaussian(1e-4), aggregate=TrimmedMean(1)
+    )
+    assert [e["client"] for e in log["excluded"]] == [12, 14]
+    assert float(arrival.mean[MOVE].value) == pytest.approx((0.0 + 0.3 + 0.4) / 3, abs=1e-3), "of 0, 0, 0.3, 0.4, 0.5"
+    assert arrival.arrived.tolist() == [0, 1, 3]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,13 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load
 from tests.support import blobs
 
 import fedveil
 from fedveil.core.errors import Refused
 from fedveil.core.federation import Examples
 from fedveil.core.streams import stream
-from fedveil.local.attackers import drawn
+from fedveil.local.attackers import drawn, one_of_two
 from fedveil.local.attacks import (
     Alie,
     GaussianNoise,
@@ -82,6 +83,31 @@ def test_alone_in_a_cohort_omniscient_attackers_go_by_their_own_uploads():
     assert torch.allclose(Ipm(factor=2.0).forge(seen)[0], -2 * seen.own.mean(0))
 
 
+def test_where_bits_travel_attackers_send_bits():
+    """Of two levels the nearest where there is no room, else both with the right mean (five deviations)."""
+    low, high = torch.full((1, 4000), -2.0), torch.full((1, 4000), 6.0)
+    wanted = torch.tensor([[-9.0], [-2.0], [0.0], [6.0], [70.0], [math.nan]]).expand(-1, 4000)
+    sent = one_of_two(wanted, (low, high), [stream(0, k) for k in range(6)])
+    assert [row.unique().tolist() for row in sent[[0, 1, 3, 4]]] == [[-2.0], [-2.0], [6.0], [6.0]]
+    assert sent[2].unique().tolist() == [-2.0, 6.0]
+    assert float(sent[2].mean()) == pytest.approx(0.0, abs=5 * math.sqrt(12 / 4000))
+    assert bool(sent[5].isnan().all())
+
+
+def test_an_attack_on_reports_of_one_bit_is_the_attack_that_was_asked_for(tmp_path):
+    """Noise and zeros are coins; before, whatever was no report of the protocol passed for the lower value."""
+    means = {}
+    for name in ("gaussian", "zero"):
+        attack = {"name": name, "share": 1.0, "onset": 2}
+        settings = {"method": {"name": "ldp_fl", "radius": 0.1, "range": "fixed"}, "privacy": {"epsilon": 4.0}}
+        result = train(tmp_path / name, attack, rounds=2, **settings)
+        after = [
+            load((result.folder.checkpoint / f"round-{n:06d}" / "server.safetensors").read_bytes())["w"] for n in (1, 2)
+        ]
+        means[name] = ((after[1] - after[0]) > 0).double().mean()
+    assert all(0.1 < share < 0.9 for share in means.values())
+
+
 def test_poison_changes_what_is_trained_on_and_not_how_much():
     x, y = torch.zeros(10, 1, 5, 5), torch.arange(10) % 4
     flipped = FlipLabels()(Examples(x, y), 4, np.random.default_rng(0))
@@ -122,10 +148,16 @@ def honest(tmp_path_factory):
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nobody_notices_an_attack_before_its_onset_or_without_attackers(tmp_path, honest, name):
-    late = train(tmp_path / "late", {"name": name, "onset": 5, "share": 0.5})
+    late = train(tmp_path / "late", {"name": name, "onset": 5, "share": 0.5}, rounds=5)
     nobody = train(tmp_path / "nobody", {"name": name, "share": 0.0})
-    assert late.summary["model_hash"] == nobody.summary["model_hash"] == honest.summary["model_hash"]
+    assert [e["loss"] for e in late.history[:4]] == [e["loss"] for e in honest.history]
+    assert nobody.summary["model_hash"] == honest.summary["model_hash"]
     assert nobody.summary["attack"] is None
+
+
+def test_an_attack_that_would_never_begin_is_refused(tmp_path):
+    with pytest.raises(Refused, match="attack.onset: round 5 never comes in a run of 4 rounds"):
+        train(tmp_path / "run", {"name": "zero", "onset": 5, "share": 0.5})
 
 
 @pytest.mark.parametrize("name", ATTACKS)

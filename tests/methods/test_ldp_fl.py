@@ -76,6 +76,27 @@ def test_a_crowd_is_no_larger_than_what_the_shuffler_insists_on(tmp_path):
     assert parts["smallest_crowd"] >= 3
 
 
+def test_a_delta_that_the_shuffled_sum_cannot_do_with_loses_a_row_and_no_run(tmp_path):
+    result = run(tmp_path / "run", "transport=shuffle", "privacy.delta=1e-30", rounds=1)
+    assert ALONE not in {r.observer for r in result.statement.rows}
+    assert any("Shuffling claims nothing here: delta" in note for note in result.statement.notes)
+    assert 18.0 <= rows(result)["server", "client", "proved"].epsilon < 18.1
+
+
+@pytest.mark.parametrize("kind", ["silent", "nan"])
+def test_attackers_are_no_crowd_to_hide_in(tmp_path, kind):
+    """Two of six attack from round 3 on; whether they send nothing or anything, four honest reports are left."""
+    attack = {"name": "malformed", "kind": kind, "share": 0.34, "onset": 3}
+    result = run(tmp_path / "run", "transport=shuffle", attack=attack)
+    alone = rows(result)[ALONE, "client", "proved"]
+    expected = composed_epsilon({Crowd(6, 1.0): 18 * 2, Crowd(4, 1.0): 18 * 2}, DELTA)
+    assert alone.epsilon == pytest.approx(expected)
+    assert "at least 4 honest ones" in alone.note
+    assert [h["parts"]["smallest_crowd"] for h in result.history] == [6, 6, 4, 4]
+    voting = run(tmp_path / "voting", "transport=shuffle", attack={"name": "zero", "share": 0.34, "onset": 3})
+    assert rows(voting)[ALONE, "client", "proved"].epsilon == pytest.approx(expected), "a vote of theirs hides nobody"
+
+
 @pytest.mark.parametrize(
     "overrides",
     [("split=layer", "transport=shuffle"), ("transport=plain",), ("transport=shuffle", "transport.split=layer")],
@@ -164,6 +185,10 @@ def test_the_clamp_alone_is_no_private_method(tmp_path):
         (("radius=0",), 1.0, "radius"),
         (("radius=[0.1,0.2,0.3]", "range=fixed"), 1.0, "radius: 3 numbers for the 2 tensors"),
         (("mechanism=duchi",), 1.0, "mechanism"),
+        (("range=fixed", "width=3"), 1.0, "width: a fixed range"),
+        (("centre=0.1",), 1.0, "centre: an adaptive range"),
+        (("range=fixed", "centre=nan"), 1.0, "centre"),
+        (("range=fixed", "centre=inf"), 1.0, "centre"),
     ],
 )
 def test_refused(tmp_path, overrides, epsilon, message):

@@ -57,6 +57,22 @@ def test_the_mean_over_many_clients_is_that_of_the_clamped_values(mechanism, per
     assert (told.value.mean(dim=0) - clamped).abs().max() < 5 * error
 
 
+@pytest.mark.parametrize("epsilon", [0.5, 1.0, 2.0, 4.0])
+@pytest.mark.parametrize("mechanism", ["two_point", "hybrid"])
+def test_the_stage_adds_all_the_noise_that_its_ledger_line_claims(mechanism, epsilon):
+    """The variance of reports about the centre is that of the ε in the ledger, neither more nor less (five errors)."""
+    rows = 2000
+    ctx = context(rows)
+    told = chain(stage(mechanism, epsilon, cohort=rows))(Signal(torch.zeros(rows, LAYOUT.dim)), ctx)
+    assert ctx.releases[0].epsilon == epsilon
+    k, e, alpha = per_weight.reach(epsilon), np.exp(epsilon / 2), per_weight.share(epsilon)
+    alpha = alpha if mechanism == "hybrid" else 0.0
+    exact = alpha * (e + 3) / (3 * (e - 1) ** 2) + (1 - alpha) * k**2
+    squares = (told.value.double() / 0.05).square()
+    spread = float(squares.std()) / squares.numel() ** 0.5
+    assert float(squares.mean()) == pytest.approx(exact, abs=5 * spread + 1e-5 * exact)
+
+
 def test_the_clamp_alone_releases_nothing():
     ctx = context()
     told = chain(stage("clamp", None))(moves(scale=1.0), ctx)

@@ -4,7 +4,7 @@ import json
 from html.parser import HTMLParser
 from typing import Any
 
-VOID = {"meta", "link", "br"}
+VOID = {"meta", "link", "br", "input"}
 
 
 class Page(HTMLParser):
@@ -22,7 +22,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag == "script":
+        if tag == "script" and "head" not in self.open:  # the head's script chooses the colours
             self.scripts.append("")
         if tag not in VOID:
             self.open.append(tag)
@@ -32,7 +32,8 @@ class Page(HTMLParser):
 
     def handle_data(self, data: str) -> None:
         if self.open and self.open[-1] == "script":
-            self.scripts[-1] += data
+            if "head" not in self.open:
+                self.scripts[-1] += data
         elif self.open and self.open[-1] != "style":
             self.text += data
 

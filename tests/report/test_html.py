@@ -12,6 +12,7 @@ from fedveil.core.errors import Refused
 from fedveil.report.html import write_report
 from fedveil.report.plots import PLOTS, draw
 from fedveil.report.read import read_run
+from fedveil.report.statement import explain
 
 Build = Callable[..., Path]
 EVIL = "<script>alert(1)</script>"
@@ -53,6 +54,24 @@ def test_what_the_server_did_about_attackers_is_shown(run_folder: Build) -> None
     (folder / "events.jsonl").write_text("\n".join(map(json.dumps, events)))
     change(folder, "summary", attack=None)
     assert "defence" not in report(folder).ids()
+
+
+def test_the_headline_says_how_good_how_private_and_under_which_attack(run_folder: Build) -> None:
+    folder = run_folder()
+    text = report(folder).text
+    assert "Privacyε = 3.87 Proved in part" in text, "the row of the statement that the budget speaks of"
+    assert "Attackalie2 clients from round 3 on; aggregated by mean, which raised the alarm in" in text
+    (folder / "summary.json").unlink()
+    (folder / "statement.json").unlink()
+    text = report(folder).text
+    assert "Privacyε = 3.944spent so far per record towards public" in text
+    assert "AttackNone simulated" in text
+
+
+def test_every_client_has_a_row(run_folder: Build) -> None:
+    text = report(run_folder()).text
+    assert re.search(r"hospital 1\d+class \d \([\d.]+ %\)[\d.]+ %29attacker", text), "examples, class, accuracy, rounds"
+    assert re.search(r"hospital 2\d+class \d \([\d.]+ %\)–0honest15", text), "15 uploads excluded, never asked"
 
 
 def test_links_inside_the_page_lead_somewhere(run_folder: Build) -> None:
@@ -100,6 +119,26 @@ def test_everything_from_files_is_escaped(run_folder: Build) -> None:
     assert page.text.count(EVIL) > 20
     assert "<" not in page.scripts[0]  # the numbers of the plots
     assert "<script" not in json.dumps(page.figures())  # plotly.js reads HTML in its labels
+
+
+@pytest.mark.parametrize(
+    ("adjacency", "mechanism", "says"),
+    [
+        ("zero_out", "gaussian (record)", "whether one training example of a client had a say, or zeros in its place"),
+        ("add_remove", "gaussian (record)", "whether one training example of a client took part or not"),
+        ("replace", "gaussian (record)", "exchanging one training example of a client for any other"),
+        ("zero_out", "two_point (client)", "exchanging one training example of a client for any other"),
+        ("unheard of", "gaussian (record)", "exchanging one training example of a client for any other"),
+    ],
+)
+def test_a_claim_speaks_of_the_neighbours_of_its_run(adjacency: str, mechanism: str, says: str) -> None:
+    """That a client takes part is no secret from a server, unless neighbours differ by it."""
+    row = {"observer": "server", "unit": "record", "epsilon": 1.0, "delta": 1e-5, "status": "proved"}
+    told = explain(row | {"mechanism": mechanism}, adjacency)
+    assert f"{says} changes the chance" in told.replace("place, changes", "place changes")
+    assert ("took part" in told) == (adjacency == "add_remove")
+    alone = explain(row | {"observer": "server alone", "mechanism": mechanism}, adjacency)
+    assert "does not work with the shuffler" in alone
 
 
 def test_statement_is_explained(run_folder: Build) -> None:

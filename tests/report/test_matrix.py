@@ -39,6 +39,7 @@ def test_axes_may_carry_settings_and_budgets_bring_their_method():
         (["attack=alie:zz=1"], "attack.zz: there is no such setting"),
         (["aggregate=krumm"], "did you mean 'krum'"),
         (["attack="], "attack: no value"),
+        (["out=runs/a"], "out: a matrix keeps cells"),
     ],
 )
 def test_mistakes_are_refused_before_anything_runs(texts, words):
@@ -92,6 +93,25 @@ def test_the_page_holds_every_number_and_loads_nothing(made):
     assert "worst attack" in shown.text and "ε" in shown.text and "honest clients" in shown.text
     assert "src=" not in text and "http" not in text.replace("http-equiv", "")
     assert json.loads((out / "copy.json").read_text()) == json.loads((out / "matrix.json").read_text())
+
+
+def test_each_attack_is_measured_from_its_own_onset():
+    matrix = lay_out(["attack=none,zero:onset=2,zero:onset=3", "aggregate=adaptive", *SHARED[:4]])
+    scores = {"none": (0.1, 0.2, 0.3), "zero:onset=2": (0.1, 9.0, 9.0), "zero:onset=3": (0.1, 0.2, 9.0)}
+
+    def read(place):
+        facts = None if place.attack == "none" else {"onset": int(place.attack[-1])}
+        kept = dict.fromkeys(("accuracy", "epsilon", "spread", "success")) | {"excluded": 0, "aborted": 0}
+        return kept | {"facts": facts} | rows(*scores[place.attack])
+
+    found = {c["attack"]: c["detection"] for c in summarise(matrix, read)["cells"]}
+    for attack in ("zero:onset=2", "zero:onset=3"):
+        assert (found[attack]["auc"], found[attack]["delay"], found[attack]["false_alarms"]) == (1.0, 0.0, 0.0)
+
+
+def test_an_epsilon_per_weight_is_no_budget_of_a_cell(tmp_path):
+    with pytest.raises(Refused, match="ldp_fl takes epsilon per weight and round, which is no budget"):
+        carry_out(Console(quiet=True), ["privacy=1", *SHARED[:4]], tmp_path, private="ldp_fl")
 
 
 def test_an_unfinished_matrix_says_so(tmp_path):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import msgpack
 import numpy as np
@@ -24,7 +26,7 @@ from fedveil.transport.he import Encrypted
 from fedveil.transport.he.keys import deal, read, write
 from fedveil.transport.he.messages import Session, Upload, encode
 from fedveil.transport.he.parameters import FRESH, Parameters
-from fedveil.transport.he.ring import ring
+from fedveil.transport.he.ring import _scratch, ring
 from fedveil.transport.he.roles import Client, Computer, Controller, Server
 from fedveil.transport.masks.rejected import Foreign, Malformed, Oversized, Rejected, Replayed
 
@@ -357,6 +359,34 @@ def test_keys_for_fewer_clients_are_refused(tmp_path, keys):
         fedveil.run(
             "transport=he", f"transport.keys={tmp_path / 'keys'}", data=blobs(6), cohort=6, out=tmp_path / "b", **settings
         )  # fmt: skip
+
+
+def test_a_reach_beside_keys_that_have_their_own_is_refused(tmp_path):
+    """Even the same number: nobody should believe that it is this one that counts."""
+    for reach in (4.0, 16.0):
+        with pytest.raises(Refused, match="transport.reach: the keys of transport.keys were dealt for a reach"):
+            Encrypted(keys=str(tmp_path), reach=reach)
+    assert Encrypted(reach=4.0)._keys(4).parameters.reach == 4.0
+    assert Encrypted()._keys(4).parameters.reach == 16.0
+
+
+@pytest.mark.parametrize("memory", [True, False])
+def test_secrets_pass_through_memory_or_a_file_of_our_own_that_is_gone_afterwards(monkeypatch, tmp_path, memory):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if not memory:
+        monkeypatch.delattr(os, "memfd_create", raising=False)
+    elif not hasattr(os, "memfd_create"):
+        pytest.skip("this system has no files in memory")
+    with _scratch(b"secret") as (path, number):
+        assert stat.S_IMODE(os.fstat(number).st_mode) & 0o077 == 0 or memory
+        assert bool(list(tmp_path.iterdir())) != memory
+        assert Path(path).read_bytes() == b"secret"
+    assert list(tmp_path.iterdir()) == [] and not os.path.exists(path)
+    keys = deal(KNOWN)
+    where, rows = session(3), numbers(length=3)
+    total, _ = opened(where, keys, uploads(where, keys, rows))
+    assert np.allclose(total, rows.sum(axis=0), atol=1e-5)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_noise_that_clients_share_out_needs_masks(tmp_path):

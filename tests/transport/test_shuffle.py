@@ -1,6 +1,7 @@
 """The shuffle transport: what arrives, what it weighs, what each party can see, and what happens to bad messages."""
 
 import math
+import os
 
 import msgpack
 import numpy as np
@@ -17,7 +18,7 @@ from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 from fedveil.core.streams import stream
 from fedveil.transport.plain import Plain
-from fedveil.transport.shuffle import Shuffle, shuffler
+from fedveil.transport.shuffle import Shuffle, journey, shuffler
 from fedveil.transport.shuffle.client import departures, parts
 from fedveil.transport.shuffle.journey import open_batches, weights_on_the_wire
 from fedveil.transport.shuffle.messages import LONGEST, VERSION, Batch, Malformed, Open, Part
@@ -103,6 +104,15 @@ def test_a_shuffler_that_ended_costs_a_round_and_no_more():
         half.release()
 
 
+def test_ctrl_c_reaches_the_run_alone():
+    """A process that is interrupted in the middle of a message would show a traceback to the person."""
+    carry(Shuffle(split="layer", apart=True), bits())
+    (process,) = shuffler._running
+    assert os.getpgid(process.pid) != os.getpgrp()
+    shuffler._stop()
+    assert process.returncode == 0, "it ends with its input"
+
+
 def test_one_process_keeps_rounds_apart():
     """Two rounds through one process: nothing of the first is left in the second."""
     first, second = bits(seed=1), bits(seed=2)
@@ -128,6 +138,17 @@ def test_lost_parts_are_missing_coordinate_by_coordinate():
     assert log["arrived"] == again["arrived"] < 0.8 * log["sent"]
     assert log["smallest_crowd"] == again["smallest_crowd"] >= 12
     assert not torch.equal(sealed.uploads["move"], carry(Shuffle(), signal)[0].uploads["move"])
+
+
+def test_simulated_crowds_are_withheld_like_sealed_ones():
+    """About half of the weights lack parts: the same ones, and as many refused, sealed or not."""
+    sealed, log = carry(Shuffle(loss=0.3, least=0.7), bits(clients=40))
+    simulated, again = carry(Shuffle(loss=0.3, least=0.7, seal=False), bits(clients=40))
+    assert torch.equal(sealed.uploads["move"], simulated.uploads["move"])
+    assert 0 < log["withheld"] == again["withheld"] < LAYOUT.dim
+    assert log["smallest_crowd"] == again["smallest_crowd"] >= 28
+    assert log["refused"] == again["refused"]
+    assert int((simulated.uploads["move"] == 0).sum()) == again["withheld"]
 
 
 def test_a_coordinate_with_too_few_parts_does_not_move():
@@ -227,6 +248,42 @@ def test_the_server_leaves_out_what_was_not_sealed_to_it_here_and_now():
     assert spoilt == {"not sealed to the server": 5}
     with pytest.raises(Malformed):
         open_batches([Batch(2, 0, tuple(good)).encode()], key, [codec], [1], 1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_number_that_is_none_does_not_spoil_the_sum(bad):
+    """Reports of the hybrid are numbers, and a client may seal any bytes."""
+    key = X25519PrivateKey.generate()
+    sent = [np.array([x, 1.0], dtype=np.float32).tobytes() for x in (1.0, 2.0, bad)] + [b"short"]
+    batch = Batch(1, 0, tuple(seal(report, key.public_key(), 1, 0) for report in sent)).encode()
+    totals, counts, spoilt = open_batches([batch], key, [Codec((2,), None, torch.float32)], [8], 1)
+    assert (totals.tolist(), counts.tolist()) == ([3.0, 2.0], [2])
+    assert spoilt == {"not finite": 1, "another length": 1}
+
+
+def test_the_order_is_nobodys_to_repeat():
+    """The same parts through two shufflers: the same order once in 40! runs, and never from a seed."""
+    orders = set()
+    for _ in range(3):
+        shuffler = Shuffler(Open(1, (49, 49), least=1))
+        for sender in range(40):
+            for position in (0, 1):
+                shuffler.take(sender, Part(1, position, bytes([sender]) * 49).encode())
+        orders |= {Batch.decode(message).sealed for message in shuffler.release()}
+    assert len(orders) == 6
+
+
+def test_every_round_has_a_key_of_its_own(monkeypatch):
+    keys = set()
+
+    def noted(reports, key, number):
+        keys.add((number, key.public_bytes_raw()))
+        return parts(reports, key, number)
+
+    monkeypatch.setattr(journey, "parts", noted)
+    for number in (1, 2):
+        carry(Shuffle(split="layer"), bits(), number)
+    assert len(keys) == len({key for _, key in keys}) == 2
 
 
 def test_a_seal_opens_with_its_key_alone():

@@ -16,7 +16,7 @@ from fedveil.aggregate.krum import Krum
 from fedveil.aggregate.mean import Mean
 from fedveil.aggregate.order import TrimmedMean
 from fedveil.core.errors import Refused, one_of, positive
-from fedveil.core.parts import Aggregator, View
+from fedveil.core.parts import Aggregator, Opened, View
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 
@@ -44,6 +44,11 @@ class Controller:
     def looks_back(self) -> bool:
         """Whether the mean move of the last round is looked at."""
         return False
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Opened numbers that are enough to choose by."""
+        raise NotImplementedError
 
     @property
     def rules(self) -> tuple[Aggregator, ...]:
@@ -77,6 +82,7 @@ class Adaptive(Controller):
     An alarm is a score above θ1, or a fallen guard. The baseline is the last ``window`` rounds without those whose
     score was above ``drift`` times θ1: training drifts, and a baseline that no alarmed round may enter soon alarms
     in every round; one that every alarmed round enters takes a lasting attack for normal (docs/decisions/017).
+    ``iterations`` are steps of centered clipping (None: until the centre stands still).
     """
 
     byzantine: int = 0
@@ -88,6 +94,7 @@ class Adaptive(Controller):
     theta1: float | None = None
     theta2: float | None = None
     momentum: float = 0.0
+    iterations: int | None = None
     seen: Detector = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -100,6 +107,8 @@ class Adaptive(Controller):
             if getattr(self, name) < 2:
                 raise Refused(f"aggregate.{name}: {getattr(self, name)} rounds are too few; give 2 or more")
         positive(**{"aggregate.drift": self.drift})
+        if self.iterations is not None and self.alarm != "centered_clipping":
+            raise Refused("aggregate.iterations: they are those of centered clipping; set alarm=centered_clipping")
         one_of("aggregate.alarm", self.alarm, ("centered_clipping", "trimmed_mean"))
         if (self.theta1 is None) != (self.theta2 is None):
             raise Refused("aggregate.theta1: give theta1 and theta2 together, or neither")
@@ -126,7 +135,14 @@ class Adaptive(Controller):
     @property
     def robust(self) -> Aggregator:
         """The rule of alarmed rounds."""
-        return TrimmedMean(self.byzantine) if self.alarm == "trimmed_mean" else CenteredClipping(self.byzantine)
+        if self.alarm == "trimmed_mean":
+            return TrimmedMean(self.byzantine)
+        return CenteredClipping(self.byzantine, self.iterations)
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """What its detector reads."""
+        return self.seen.reads
 
     @property
     def rules(self) -> tuple[Aggregator, ...]:
@@ -146,15 +162,23 @@ class Adaptive(Controller):
 
     def choose(self, memory: Mapping[str, Tensor], moves: Signal, ctx: Context) -> tuple[Aggregator, Memory]:
         """The rule of this round, and what to remember; score, thresholds, rule and reason go to the log."""
+        previous = None if ctx.previous is None else ctx.previous[0]
+        return self._choose(memory, self.seen.measure(moves.value, previous), ctx)
+
+    def choose_by(
+        self, memory: Mapping[str, Tensor], opened: Opened, clients: int, ctx: Context
+    ) -> tuple[Aggregator, Memory]:
+        """The same from what servers opened."""
+        return self._choose(memory, self.seen.read(opened, clients), ctx)
+
+    def _choose(self, memory: Mapping[str, Tensor], found: Measured, ctx: Context) -> tuple[Aggregator, Memory]:
         after = {name: value.clone().cpu() for name, value in memory.items()}
         number = int(after["rounds"]) + 1
         after["rounds"] += 1
-        previous = None if ctx.previous is None else ctx.previous[0]
-        found = self.seen.measure(moves.value, previous)
         theta1, theta2 = after["thresholds"].tolist()
         known = after["baseline"][~after["baseline"].isnan().any(dim=1)]
         score, why, robust = None, "", True
-        if previous is None and self.seen.compares:
+        if ctx.previous is None and self.seen.compares:
             why = "warm-up: there is no update to compare with"
         elif len(known) < self.window and self.seen.compares:
             _push(after, found)
@@ -245,15 +269,27 @@ class Published(Controller):
         """The three rungs."""
         return (Mean(), TrimmedMean(self.byzantine), Krum(self.byzantine))
 
+    @property
+    def reads(self) -> frozenset[str]:
+        """S and H."""
+        return DETECTORS["source"].reads
+
     def init(self) -> Memory:
         """Nothing is remembered."""
         return {}
 
     def choose(self, memory: Mapping[str, Tensor], moves: Signal, ctx: Context) -> tuple[Aggregator, Memory]:
         """H < θ1: mean; θ1 ≤ H < θ2: trimmed mean; else Krum."""
-        seen = DETECTORS["source"]
-        found = seen.measure(moves.value, None)
-        score = seen.score(found, torch.empty(0, 1))
+        return self._choose(DETECTORS["source"].measure(moves.value, None), ctx)
+
+    def choose_by(
+        self, memory: Mapping[str, Tensor], opened: Opened, clients: int, ctx: Context
+    ) -> tuple[Aggregator, Memory]:
+        """The same from what servers opened."""
+        return self._choose(DETECTORS["source"].read(opened, clients), ctx)
+
+    def _choose(self, found: Measured, ctx: Context) -> tuple[Aggregator, Memory]:
+        score = DETECTORS["source"].score(found, torch.empty(0, 1))
         rung = int(score >= self.theta1) + int(score >= self.theta2)
         rule = ("mean", "trimmed_mean", "krum")[rung]
         why = ("H is below theta1", "H is between theta1 and theta2", "H is above theta2")[rung]

@@ -13,13 +13,16 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fedveil.aggregate.evidence import entropy, nearest, sums
+from fedveil.aggregate.evidence import Sums, entropy, from_opened, nearest, sums
 from fedveil.core.errors import one_of
+from fedveil.core.parts import Opened
 
 SPREAD = 1.4826
 """A normal deviation in median absolute deviations."""
 FLOORS = (0.01, 0.05, 0.01, 0.01)
 """The least scale against which a change of D2, ln S, M/(nE) and the pooled cosine counts."""
+LOUD = 1e9
+"""The score of a round that cannot be measured."""
 GUARDS = ((10, 0.5), (20, 0.3))
 """D2 above which a round of so many clients is alarming whatever came before; the last also holds beyond."""
 
@@ -43,9 +46,15 @@ class Detector(Protocol):
     features: ClassVar[tuple[str, ...]]
     compares: ClassVar[bool]
     """Whether a score needs calm rounds to compare with."""
+    reads: ClassVar[frozenset[str]]
+    """Names of the opened numbers that are enough for it; none: it must see the uploads."""
 
     def measure(self, x: Tensor, previous: Tensor | None) -> Measured:
         """Look at ``(clients, dim)`` uploads, and at the update of the last round."""
+        ...
+
+    def read(self, opened: Opened, clients: int) -> Measured:
+        """The same from opened numbers about so many uploads."""
         ...
 
     def score(self, measured: Measured, calm: Tensor) -> float:
@@ -67,18 +76,30 @@ class Calibrated:
     name: ClassVar[str] = "calibrated"
     features: ClassVar[tuple[str, ...]] = ("D2", "ln S", "M/(nE)", "cosine")
     compares: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset({"E", "M", "Q", "A", "R"})
 
     def measure(self, x: Tensor, previous: Tensor | None) -> Measured:
         """Where the uploads agree S is below the grid, and D2 and ln S say nothing: calm."""
-        found, _ = sums(x, previous)
+        return self._measured(sums(x, previous)[0])
+
+    def read(self, opened: Opened, clients: int) -> Measured:
+        """From E, M, Q, A and R."""
+        return self._measured(from_opened(opened, clients))
+
+    def _measured(self, found: Sums) -> Measured:
         values = (found.concentration, found.size, found.coherence, found.direction)
         return Measured(dict(zip(self.features, values, strict=True)), found.concentration > guard(found.n))
 
     def score(self, measured: Measured, calm: Tensor) -> float:
-        """0 where uploads agree; numbers that were not there in calm rounds are left out of the comparison."""
+        """0 where uploads agree; numbers that were not there in calm rounds are left out of the comparison.
+
+        What cannot be measured, since it is beyond all numbers, is no calm.
+        """
         now = measured.tensor()
-        if not bool(torch.isfinite(now).all()):
+        if measured.values["ln S"] == -math.inf:
             return 0.0
+        if not bool(torch.isfinite(now).all()):
+            return LOUD
         known = calm[torch.isfinite(calm).all(dim=1)]
         if not len(known):
             return 0.0
@@ -99,10 +120,15 @@ class Source:
     name: ClassVar[str] = "source"
     features: ClassVar[tuple[str, ...]] = ("H/ln n",)
     compares: ClassVar[bool] = False
+    reads: ClassVar[frozenset[str]] = frozenset({"S", "H"})
 
     def measure(self, x: Tensor, previous: Tensor | None) -> Measured:
         """H as a share of its largest value ln n; 1 where uploads agree, and for one upload."""
         return Measured({"H/ln n": _share_of_entropy(x)})
+
+    def read(self, opened: Opened, clients: int) -> Measured:
+        """From H, which is ln n where S is below the grid."""
+        return Measured({"H/ln n": _opened_share(opened, clients)})
 
     def score(self, measured: Measured, calm: Tensor) -> float:
         """The share itself."""
@@ -119,10 +145,19 @@ class Deficit:
     name: ClassVar[str] = "deficit"
     features: ClassVar[tuple[str, ...]] = ("ln n - H",)
     compares: ClassVar[bool] = False
+    reads: ClassVar[frozenset[str]] = frozenset({"S", "H"})
 
     def measure(self, x: Tensor, previous: Tensor | None) -> Measured:
         """0 where all deviate alike."""
-        return Measured({"ln n - H": (1.0 - _share_of_entropy(x)) * math.log(max(len(x), 2))})
+        return self._measured(_share_of_entropy(x), len(x))
+
+    def read(self, opened: Opened, clients: int) -> Measured:
+        """From H."""
+        return self._measured(_opened_share(opened, clients), clients)
+
+    @staticmethod
+    def _measured(share: float, clients: int) -> Measured:
+        return Measured({"ln n - H": (1.0 - share) * math.log(max(clients, 2))})
 
     def score(self, measured: Measured, calm: Tensor) -> float:
         """The deficit itself."""
@@ -139,10 +174,15 @@ class Neighbour:
     name: ClassVar[str] = "neighbour"
     features: ClassVar[tuple[str, ...]] = ("least/mean distance",)
     compares: ClassVar[bool] = False
+    reads: ClassVar[frozenset[str]] = frozenset()
 
     def measure(self, x: Tensor, previous: Tensor | None) -> Measured:
         """The ratio; 1 where all uploads agree."""
         return Measured({"least/mean distance": nearest(x)})
+
+    def read(self, opened: Opened, clients: int) -> Measured:
+        """It needs the distances themselves."""
+        raise TypeError("the nearest neighbour is not among what is opened")
 
     def score(self, measured: Measured, calm: Tensor) -> float:
         """Low ratios are suspicious."""
@@ -178,4 +218,12 @@ def guard(clients: int) -> float:
 
 def _share_of_entropy(x: Tensor) -> float:
     found, deviations = sums(x)
-    return 1.0 if found.agree or found.n < 2 else entropy(deviations) / math.log(found.n)
+    if found.agree or found.n < 2:
+        return 1.0
+    share = entropy(deviations) / math.log(found.n)
+    return share if math.isfinite(share) else 0.0  # beyond all numbers: as one upload far from all others
+
+
+def _opened_share(opened: Opened, clients: int) -> float:
+    """S may be hidden; without it a round in which nothing is spread cannot be told from one upload that is."""
+    return 1.0 if clients < 2 or not opened.get("S", 1.0) > 0 else opened["H"] / math.log(clients)

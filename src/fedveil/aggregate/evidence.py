@@ -15,10 +15,13 @@ from torch import Tensor
 
 from fedveil.aggregate.columns import SMALL, matrix, spans
 from fedveil.aggregate.distances import squared_distances
+from fedveil.core.parts import Opened
 from fedveil.core.team import share_out
 
 GRID = 1e-12
 """A spread S below this share of E is rounding: the uploads agree."""
+OPENED_GRID = 1e-7
+"""The same share where the sums were opened by servers that compute on ciphertexts."""
 WIDE = 4096
 """Columns that are summed in float64 at a time."""
 
@@ -33,6 +36,7 @@ class Sums:
     quartic: float
     along: float
     reference: float
+    grid: float = GRID
 
     @property
     def spread(self) -> float:
@@ -42,12 +46,12 @@ class Sums:
     @property
     def agree(self) -> bool:
         """Whether the uploads are the same as far as numbers of this kind can tell: calm, whatever else."""
-        return not self.spread > GRID * self.energy
+        return self.spread <= self.grid * self.energy or self.quartic == 0
 
     @property
     def concentration(self) -> float:
         """D2 = ln n + ln(Q/S²): 0 where all deviate alike, ln n where one client is the whole spread."""
-        return 0.0 if self.agree else math.log(self.n) + math.log(self.quartic / self.spread**2)
+        return 0.0 if self.agree else math.log(self.n) + math.log(self.quartic) - 2 * math.log(self.spread)
 
     @property
     def size(self) -> float:
@@ -86,6 +90,12 @@ def sums(x: Tensor, previous: Tensor | None = None) -> tuple[Sums, Tensor]:
     return Sums(n, float(norms.sum()), common, quartic, along, math.sqrt(square)), deviations
 
 
+def from_opened(opened: Opened, clients: int) -> Sums:
+    """The sums E, M, Q, A and R = ‖r‖² as servers opened them (A and R are 0 without a previous update)."""
+    e, m, q, a = (opened[name] for name in "EMQA")
+    return Sums(clients, e, m, q, a, math.sqrt(max(opened["R"], 0.0)), OPENED_GRID)
+
+
 def entropy(deviations: Tensor) -> float:
     """H = −Σ p_i ln p_i with p_i = d_i/S; ln n where nothing deviates.
 
@@ -93,7 +103,7 @@ def entropy(deviations: Tensor) -> float:
     True
     """
     total = deviations.sum()
-    if not bool(total > 0):
+    if bool(total == 0):
         return math.log(len(deviations))
     return float(torch.special.entr(deviations.double() / total).sum())
 

@@ -96,6 +96,15 @@ class MultiKrum(Rule):
         """2f + 3."""
         return 2 * self.byzantine + 3
 
+    def check(self, rows: int) -> None:
+        """Refuse to average more than those that may be honest."""
+        super().check(rows)
+        if self.keep is not None and self.keep > rows - self.byzantine:
+            raise Refused(
+                f"aggregate.keep: of {rows} uploads {self.byzantine} may be attackers', and {self.keep} are to be "
+                f"averaged; give at most {rows - self.byzantine}, or lower declared_f"
+            )
+
     def one(self, x: Tensor) -> Tensor:
         """See :func:`multi_krum`."""
         return multi_krum(x, self.byzantine, self.keep)

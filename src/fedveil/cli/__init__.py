@@ -15,9 +15,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil import __version__
-from fedveil.cli import budget, deploy, keys
+from fedveil.cli import budget, demo, deploy, keys
+from fedveil.cli.audit import audit
 from fedveil.cli.bench import bench
+from fedveil.cli.compare import compare
 from fedveil.cli.options import Json, Many, OnPaper, Overrides, Place, Quiet, writable
+from fedveil.cli.ui import ui
 from fedveil.core.errors import Refused
 
 USER_MISTAKE = 2
@@ -36,6 +39,10 @@ app = typer.Typer(
 app.add_typer(bench, name="bench")
 app.add_typer(budget.app, name="budget")
 app.add_typer(keys.app, name="keys")
+app.add_typer(demo.app, name="demo")
+app.command()(audit)
+app.command()(compare)
+app.command()(ui)
 app.add_typer(deploy.app, name="deploy")
 
 

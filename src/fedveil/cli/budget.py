@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedveil.cli.options import Json, Quiet
+from fedveil.core.errors import Refused
 
 app = typer.Typer(invoke_without_command=True)
 
@@ -38,6 +39,11 @@ def budget(
     `fedveil budget --epsilon 8 --steps 10000 --sampling 0.01 --plot budget.html`
     """
     if ctx.invoked_subcommand is not None:
+        sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+        given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+        if given:
+            flag = f"--{given[0]}"
+            raise Refused(f"{flag}: it stands before {ctx.invoked_subcommand}, which would not see it; put it behind")
         return
     from fedveil.report.budget_table import show_budget
 

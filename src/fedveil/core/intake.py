@@ -1,4 +1,8 @@
-"""What the server takes in: uploads that are there, of the right shape, and made of finite numbers (SPEC 7.7)."""
+"""What the server takes in: uploads that are there, of the right shape, and made of finite numbers (SPEC 7.7).
+
+Numbers beyond 10^60, which float64 has, count as not finite: fourth powers of their lengths, which detectors sum, are
+beyond any format, so that one such upload would end the round for everybody.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,9 @@ import torch
 from torch import Tensor
 
 from fedveil.core.parts import Uploads
+
+LARGEST = 1e60
+"""No number of an upload may be larger."""
 
 Instead = Mapping[int, Mapping[str, Tensor] | str | None]
 """By row, what arrived in place of an upload: vectors by channel, nothing (None), or in words what is wrong with it."""
@@ -27,9 +34,10 @@ def faults(uploads: Uploads, instead: Instead) -> dict[int, str]:
     for row, sent in instead.items():
         found[row] = sent if isinstance(sent, str) else "no upload" if sent is None else _shape(sent, uploads)
     for name, signal in uploads.items():
-        if bool(torch.isfinite(signal.value.sum())):
+        wide = signal.value.dtype == torch.float64
+        if bool(torch.isfinite(signal.value.sum())) and not (wide and bool((signal.value.abs() > LARGEST).any())):
             continue
-        broken = ~torch.isfinite(signal.value).all(dim=1)
+        broken = ~(signal.value.abs() <= LARGEST if wide else torch.isfinite(signal.value)).all(dim=1)
         for row in broken.nonzero()[:, 0].tolist():
             found.setdefault(row, f"{name}: not finite")
     return dict(sorted(found.items()))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedveil.core.errors import Refused, one_of
 from fedveil.core.flat import Layout
-from fedveil.core.parts import MOVE, Aggregator, Delivery, LocalRule, Moves, Transport
+from fedveil.core.parts import MOVE, Aggregator, Calculating, Controller, Delivery, LocalRule, Moves, Transport
 from fedveil.core.round import Shares, depart, land
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Chain, Context, PerSample, Release, chain
@@ -76,6 +76,7 @@ class Method:
         object.__setattr__(self, "private", bool(releases))
         object.__setattr__(self, "local_privacy", local)
         self._check_unlinked()
+        self._check_calculated()
 
     @property
     def derives(self) -> bool:
@@ -145,7 +146,9 @@ class Method:
             uploads, _ = depart(self, moves, memory, server, ctx)
             shares = Shares(torch.full((1,), 1.0 / cohort), moves.travel, 1.0, 1.0)
             rows = {name: s.value for name, s in uploads.items()}  # one row is its own sum, so no transport is needed
-            if "each" not in self.transport.reveals:
+            if isinstance(self.transport, Calculating):
+                pass
+            elif "each" not in self.transport.reveals:
                 rows = {name: value / cohort for name, value in rows.items()}
             elif not self.aggregate.weighted:
                 count = max(self.aggregate.least, 1 if uploads[MOVE].released else cohort)
@@ -178,7 +181,9 @@ class Method:
         return ctx.releases, local
 
     def _check_views(self) -> None:
-        if self.aggregate.needs not in self.transport.reveals:
+        if isinstance(self.transport, Calculating):
+            self._check_rules(self.transport)
+        elif self.aggregate.needs not in self.transport.reveals:
             raise Refused(
                 f"{self.name}: {_name(self.aggregate)} needs to see {self.aggregate.needs!r} of the uploads but "
                 f"{_name(self.transport)} reveals only {', '.join(sorted(self.transport.reveals))}; choose an "
@@ -196,6 +201,38 @@ class Method:
             )
         if not self.local.channels or self.local.channels[0] != MOVE:
             raise Refused(f"{self.name}: {_name(self.local)} must list {MOVE!r} as its first channel")
+
+    def _check_rules(self, transport: Calculating) -> None:
+        """Servers that see no upload carry out the rule, chosen from what they may open."""
+        rule = self.aggregate
+        if isinstance(rule, Controller) and not (rule.reads and rule.reads <= transport.opens):
+            raise Refused(
+                f"{self.name}: {_name(rule)} looks at every single upload to choose a rule, and {_name(transport)} "
+                f"opens only {', '.join(sorted(transport.opens))}; set aggregate.detector=calibrated"
+            )
+        for one in rule.rules if isinstance(rule, Controller) else (rule,):
+            if can := transport.serves(one):
+                raise Refused(f"{self.name}: {_name(transport)} cannot carry out {_name(one)}; {can}")
+        if len(self.local.channels) > 1:
+            raise Refused(
+                f"{self.name}: {_name(transport)} carries one vector of each client, and {_name(self.local)} sends "
+                f"{' and '.join(self.local.channels)}; use local steps without control variates, such as FedAvg"
+            )
+
+    def _check_calculated(self) -> None:
+        if not isinstance(self.transport, Calculating):
+            return
+        if self.weights != "uniform":
+            raise Refused(
+                f"{self.name}.weights: {_name(self.transport)} counts every client once, since nobody can check a "
+                "number of examples there; set weights=uniform"
+            )
+        if self.private and not self.local_privacy:
+            raise Refused(
+                f"{self.name}: numbers about the uploads are opened to the servers of {_name(self.transport)} before "
+                "noise at the server would act, so that it would not cover them; let the clients add the noise, as "
+                "apa_fl and dp_fedavg_local do"
+            )
 
     def _check_unlinked(self) -> None:
         if not getattr(self.transport, "unlinks", False):

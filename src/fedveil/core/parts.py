@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -23,6 +23,9 @@ Uploads = dict[str, Signal]
 
 Packed = tuple[Uploads, Tensor | None]
 """Uploads, and the clients' new memory."""
+
+ANNOUNCED = "announced."
+"""Numbers that a controller tells clients stand under such names in the server's state."""
 
 MOVE = "move"
 """The channel that carries Δ = y − w; every method has it."""
@@ -164,6 +167,48 @@ class Concealing(Transport, Protocol):
         ...
 
 
+Opened = Mapping[str, float]
+"""Numbers about a round's uploads that were opened to a server, by name (SPEC 7.6)."""
+
+
+@runtime_checkable
+class Calculating(Transport, Protocol):
+    """A transport whose servers carry the rule out themselves, on uploads that no party sees (SPEC 7.2).
+
+    It opens numbers by name, and no more of them than the aggregator reads.
+    """
+
+    @property
+    def opens(self) -> frozenset[str]:
+        """Names of the numbers that it can open."""
+        ...
+
+    @property
+    def observers(self) -> tuple[str, ...]:
+        """The servers, each of which is an observer of its own."""
+        ...
+
+    def serves(self, rule: Aggregator) -> str | None:
+        """None where its servers can carry this rule out; else what they can, in words."""
+        ...
+
+    def calculate(
+        self,
+        uploads: Mapping[str, Signal],
+        weights: Tensor,
+        ctx: Context,
+        reads: frozenset[str],
+        rules: Sequence[Aggregator],
+        decide: Callable[[Opened, int], Aggregator],
+    ) -> Delivery:
+        """The whole journey of one round: what is delivered is the result of the rule, one row by channel.
+
+        ``decide`` is told the numbers of ``reads`` and how many uploads are in them, and says which rule they get; it
+        is asked again where a round is retried; ``rules`` are those it may name. Who is excluded goes to ``ctx.log``.
+        """
+        ...
+
+
 class Aggregator(Protocol):
     """A rule that makes one vector of many."""
 
@@ -210,4 +255,20 @@ class Controller(Protocol):
 
     def choose(self, memory: Mapping[str, Tensor], moves: Signal, ctx: Context) -> tuple[Aggregator, State]:
         """The rule for all channels of this round, and what to remember; the reason goes to ``ctx.log``."""
+        ...
+
+    @property
+    def rules(self) -> tuple[Aggregator, ...]:
+        """The rules that may be chosen."""
+        ...
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Names of the opened numbers from which it can choose without seeing an upload; none: it must see each."""
+        ...
+
+    def choose_by(
+        self, memory: Mapping[str, Tensor], opened: Opened, clients: int, ctx: Context
+    ) -> tuple[Aggregator, State]:
+        """The same choice from opened numbers alone; memory under names of ``ANNOUNCED`` is told to clients."""
         ...

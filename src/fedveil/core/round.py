@@ -11,7 +11,19 @@ from torch import Tensor
 
 from fedveil.core.errors import Aborted, Refused
 from fedveil.core.intake import Instead, faults
-from fedveil.core.parts import MOVE, Aggregator, Controller, Delivery, Moves, Randomised, State, Uploads
+from fedveil.core.parts import (
+    ANNOUNCED,
+    MOVE,
+    Aggregator,
+    Calculating,
+    Controller,
+    Delivery,
+    Moves,
+    Opened,
+    Randomised,
+    State,
+    Uploads,
+)
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 
@@ -49,6 +61,13 @@ def nobody(w: Tensor) -> Moves:
     """The moves of a Poisson cohort to which nobody came."""
     none = w.new_empty(0)
     return Moves(Signal(w.new_empty(0, w.numel())), none[:, None], none, none)
+
+
+def _silenced(signal: Signal, rows: list[int]) -> Signal:
+    """The same rows, those of whom nothing usable arrived as zeros."""
+    value = signal.value.clone()
+    value[rows] = 0.0
+    return replace(signal, value=value)
 
 
 def depart(
@@ -115,8 +134,9 @@ def arrive(
     """The journey and the server's half of a round; ``ctx`` is that of the clients.
 
     Rows that the server cannot use, and those of which something else arrived (``instead``), take no part: they are
-    logged, the others' weights sum to one without them, and a round that nobody is left of is aborted. ``carry`` stands
-    for the transport's own journey where clients are elsewhere.
+    logged, the others' weights sum to one without them, and a round that nobody is left of is aborted. Where noise at
+    the server was planned for a rule on so many rows, zeros stand in their places, as in the neighbours' data.
+    ``carry`` stands for the transport's own journey where clients are elsewhere.
     """
     kept: Tensor | None = None
     if found := faults(uploads, instead or {}):
@@ -126,19 +146,24 @@ def arrive(
             whys = ", ".join(dict.fromkeys(found.values()))
             raise Aborted(f"the server could use none of {len(found)} uploads ({whys}); lower lr, or mend the clients")
         if method.fixed_divisor and not method.aggregate.weighted:
-            raise Aborted(MISSING)
-        uploads = {name: signal.rows_at(kept) for name, signal in uploads.items()}
-        shares, ctx = shares.of(kept, fixed=method.fixed_divisor), ctx.ordered(kept.tolist())
+            uploads = {name: _silenced(signal, list(found)) for name, signal in uploads.items()}
+        else:
+            uploads = {name: signal.rows_at(kept) for name, signal in uploads.items()}
+            shares, ctx = shares.of(kept, fixed=method.fixed_divisor), ctx.ordered(kept.tolist())
     came = uploads[MOVE].rows > 0
     if not came:
         # Nobody came, which must not show: one client whose move is zero leaves the same sum, and the same noise.
         uploads = {name: replace(s, value=s.value.new_zeros(1, s.dim)) for name, s in uploads.items()}
         shares = replace(shares, weights=shares.weights.new_full((1,), shares.fixed_weight))
         ctx = ctx.at_server()
-    delivery = (carry or method.transport.carry)(uploads, shares.weights, ctx)
+    learned = State()
+    if carry is None and isinstance(method.transport, Calculating):
+        delivery, learned = _calculated(method, method.transport, uploads, shares, server, ctx)
+    else:
+        delivery = (carry or method.transport.carry)(uploads, shares.weights, ctx)
     if not came:
         delivery = replace(delivery, bytes_up=0)
-    arrival = land(method, uploads, delivery, shares, server, ctx)
+    arrival = land(method, uploads, delivery, shares, server, ctx, learned)
     if kept is None:
         return arrival
     if not came:
@@ -146,13 +171,23 @@ def arrive(
     return replace(arrival, arrived=kept if arrival.arrived is None else kept[arrival.arrived])
 
 
-def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, server: State, ctx: Context) -> Arrival:
+def land(
+    method: Method,
+    uploads: Uploads,
+    delivery: Delivery,
+    shares: Shares,
+    server: State,
+    ctx: Context,
+    learned: State | None = None,
+) -> Arrival:
     """The server's half: derive, ``on_upload``, aggregate, ``on_mean``, absorb; it reads only facts of ``uploads``.
+
+    ``learned`` is what a controller remembers where the rule was carried out on the way.
 
     ``on_upload`` is post-processing of each upload: it acts here where the server derives other channels from the
     upload as it was sent, and otherwise before the upload leaves.
     """
-    arrived, kept, learned = delivery.arrived, 1.0, State()
+    arrived, kept, learned = delivery.arrived, 1.0, learned or State()
     if delivery.weight is not None and not method.fixed_divisor:
         kept = delivery.weight
     if arrived is not None:
@@ -173,6 +208,8 @@ def land(method: Method, uploads: Uploads, delivery: Delivery, shares: Shares, s
         mean = {name: rule(signal, shares.weights) for name, signal in rows.items()}
     else:
         mean = {name: uploads[name].mean(shares.weights, value / kept) for name, value in delivery.uploads.items()}
+        if isinstance(method.transport, Calculating) and not method.aggregate.weighted:
+            mean = {name: _unlike_a_mean(signal) for name, signal in mean.items()}
     ctx = ctx.at_server()
     mean[MOVE] = method.on_mean(mean[MOVE], ctx)
     if ctx.releases and not method.allow_leak:
@@ -200,9 +237,43 @@ def _rule(method: Method, moves: Signal, server: State, ctx: Context) -> tuple[A
                 f"{method.name}: the aggregator chooses its rule by looking at uploads before any noise, which noise "
                 "at the server does not cover; let the clients add the noise, or use one rule for all rounds"
             )
-        known = {n.removeprefix(LEARNED): v for n, v in server.items() if n.startswith(LEARNED)}
-        chosen, found = rule.choose(known or rule.init(), moves, ctx)
-        return chosen, {LEARNED + name: value for name, value in found.items()}
+        chosen, found = rule.choose(_known(rule, server), moves, ctx)
+        return chosen, _kept(found)
     if isinstance(rule, Randomised) and ctx.server is not None:
         rule = rule.drawn(ctx.server)
     return rule, {}
+
+
+def _calculated(
+    method: Method, transport: Calculating, uploads: Uploads, shares: Shares, server: State, ctx: Context
+) -> tuple[Delivery, State]:
+    """A journey on which the servers carry out the rule, chosen from what they open; and what to remember of that."""
+    rule, learned = method.aggregate, State()
+    reads = rule.reads if isinstance(rule, Controller) else frozenset[str]()
+
+    def decide(opened: Opened, clients: int) -> Aggregator:
+        nonlocal learned
+        if not isinstance(rule, Controller):
+            return rule
+        chosen, learned = rule.choose_by(_known(rule, server), opened, clients, ctx)
+        return chosen
+
+    rules = rule.rules if isinstance(rule, Controller) else (rule,)
+    delivery = transport.calculate(uploads, shares.weights, ctx, reads, rules, decide)
+    return delivery, _kept(learned)
+
+
+def _known(rule: Controller, server: State) -> State:
+    """What a controller remembers."""
+    return {n.removeprefix(LEARNED): v for n, v in server.items() if n.startswith(LEARNED)} or rule.init()
+
+
+def _kept(found: State) -> State:
+    """What a controller remembers, under the names of the server's state."""
+    return {name if name.startswith(ANNOUNCED) else LEARNED + name: value for name, value in found.items()}
+
+
+def _unlike_a_mean(signal: Signal) -> Signal:
+    """A result of which it is not known which rule made it: facts that no rule keeps are dropped."""
+    silent = signal.noise_var is not None and not bool(torch.as_tensor(signal.noise_var).any())
+    return replace(signal, bound=None, unit=None, noise_var=0.0 if silent else None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -80,9 +80,10 @@ class Context:
     ``chance`` is the stream of what happens to a simulated round from outside, such as who drops out of it.
     ``weights`` is the global model (dim,) that clients start from.
     ``drawn`` stands for the streams where a step is replayed on a device. What parts put into ``log`` stands in the
-    round's line of the event log. Where it is ``lenient``, a client whose training diverged is left to the server,
-    which excludes what it sends; otherwise the run ends with that client's number. ``cohort`` says how many clients
-    take part in the round where these rows are not all of them (a node has its own row only).
+    round's line of the event log. ``announced`` holds numbers that a controller made of what was opened in past rounds.
+    Where it is ``lenient``, a client whose training diverged is left to the server, which excludes what it sends;
+    otherwise the run ends with that client's number. ``cohort`` says how many clients take part in the round where
+    these rows are not all of them (a node has its own row only).
     """
 
     round: int
@@ -100,6 +101,7 @@ class Context:
     chance: np.random.Generator | None = None
     weights: Tensor | None = None
     log: dict[str, Any] = field(default_factory=dict)
+    announced: Mapping[str, float] = field(default_factory=dict)
     lenient: bool = False
     cohort: int | None = None
 

@@ -152,9 +152,10 @@ def _settle(
     for name in (column for column in inputs if column not in kinds):
         values = numeric(table, name, markers)
         if scaling == "bounds" and name not in bounds:
+            wanted = ", ".join(f"{c}: [low, high]" for c in inputs if c not in {*kinds, *bounds})
             raise Refused(
-                f"bounds: numeric column {name!r} has no public range; give bounds={{{name}: [low, high]}}, "
-                "declare it categorical or drop it, or choose scaling=pooled (not private) or scaling=none"
+                f"bounds: numeric column {name!r} has no public range; give 'data.bounds={{{wanted}}}' (in quotes, for "
+                "the shell), name it in data.categorical or data.drop, or set data.scaling=pooled (not private) or none"
             )
         lacking = bool(np.isnan(values).any())
         if gaps is not None and lacking and name not in gaps:

@@ -97,7 +97,8 @@ def numeric(table: Table, name: str, markers: Sequence[str]) -> FloatArray:
         row = next(i for i, text in enumerate(known.tolist()) if not np.isfinite(_number(text)))
         raise Refused(
             f"column {name!r}: row {row + 1} of {table.path.name} holds {str(texts[row])!r}, which is not a "
-            "number; declare the column in categorical, or add the value to missing"
+            "number; name the column in data.categorical, or as data.client if it says whose row this is, or add the "
+            "value to data.missing"
         )
     return np.where(missing, np.nan, values)
 

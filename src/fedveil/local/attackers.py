@@ -38,6 +38,17 @@ def drawn(share: float, population: int, seed: int) -> frozenset[int]:
     return frozenset(stream(seed, "attackers").choice(population, count, replace=False).tolist())
 
 
+def one_of_two(wanted: Tensor, levels: tuple[Tensor, Tensor], streams: Sequence[np.random.Generator]) -> Tensor:
+    """Where one bit per value travels, an attacker sends bits as well: at random, right in the mean within the levels.
+
+    What is not finite is sent as it is, for the server to refuse.
+    """
+    low, high = levels
+    draws = torch.from_numpy(np.stack([stream.random(wanted.shape[1]) for stream in streams])).to(wanted.device)
+    bits = torch.where(draws < (wanted.double() - low) / (high - low), high, low)
+    return torch.where(torch.isfinite(wanted), bits, wanted)
+
+
 @dataclass(frozen=True, eq=False)
 class Attackers:
     """Dishonest clients; before round ``onset`` they behave like everybody else, bit for bit.
@@ -59,8 +70,16 @@ class Attackers:
 
     def rows(self, ctx: Context) -> list[int]:
         """Which rows of a cohort attack in this round."""
-        active = self.clients if ctx.round >= self.onset else frozenset[int]()
+        active = self.active(ctx.round)
         return [i for i, client in enumerate(ctx.clients) if client in active]
+
+    def active(self, round: int) -> frozenset[int]:
+        """Who attacks in this round."""
+        return self.clients if round >= self.onset else frozenset()
+
+    def among(self, clients: Sequence[int], round: int) -> int:
+        """How many of these clients attack in this round."""
+        return len(self.active(round).intersection(clients))
 
     def retrain(
         self, method: Method, server: State, drift: Tensor | None, moves: Moves, ctx: Context, streams: Streams
@@ -110,7 +129,7 @@ class Attackers:
                     odd[i] = {**kept, name: row}
             else:
                 value = signal.value.clone()
-                value[rows] = forged
+                value[rows] = forged if signal.levels is None else one_of_two(forged, signal.levels, streams)
                 sent[name] = replace(signal, value=value)
         return sent, odd
 

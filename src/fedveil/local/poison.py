@@ -80,6 +80,13 @@ class Trigger:
                 if federation.classes
                 else "attack: a backdoor needs classes, and here the target is a number; use another attack"
             )
+        shape = federation.input_shape
+        room = min(shape[-2:] if len(shape) > 1 else shape[-1:], default=0)
+        if self.size >= room:
+            raise Refused(
+                f"attack.size: a trigger of {self.size} covers whole rows of inputs of shape {tuple(shape)}; "
+                f"give less than {room}"
+            )
         if not federation.train(0).x.is_floating_point():
             raise Refused("attack: a trigger is written into inputs that are numbers, not tokens; use another attack")
 

@@ -17,6 +17,9 @@ from fedveil.privacy.ranges import Radius, Ranges
 from fedveil.transport.plain import Plain
 from fedveil.transport.shuffle import Shuffle, Split
 
+WIDTH = 0.5
+"""An adaptive range's radius, in deviations of a layer's weights."""
+
 
 def ldp_fl(
     *,
@@ -27,7 +30,7 @@ def ldp_fl(
     range: Literal["fixed", "adaptive"] = "adaptive",
     radius: Radius = 0.02,
     centre: Radius = 0.0,
-    width: float = 0.5,
+    width: float | None = None,
     decay: float = 1.0,
     split: Split | None = None,
     delay: float | None = None,
@@ -52,7 +55,11 @@ def ldp_fl(
         raise Refused(
             f"{name}: only transport=shuffle sends parts on their own; set transport=shuffle, or leave it out"
         )
-    ranges = Ranges(range, _numbers(radius), _numbers(centre), width, decay)
+    if range == "fixed" and width is not None:
+        raise Refused("width: a fixed range is as wide as radius says; set range=adaptive, or leave it out")
+    if range == "adaptive" and any(_numbers(centre)):
+        raise Refused("centre: an adaptive range finds its own; set range=fixed, or leave it out")
+    ranges = Ranges(range, _numbers(radius), _numbers(centre), WIDTH if width is None else width, decay)
     return Method(
         name="ldp_fl",
         local=FedAvg(server_lr, server_momentum),

@@ -121,7 +121,7 @@ def add_on_grid(value: Tensor, ctx: Context, draw: Draw, scales: list[float]) ->
     On a CUDA device Gaussian noise of seeded streams is drawn there, by a generator that each stream keys.
     """
     streams = ctx.streams
-    if value.is_cuda and value.numel() and draw is _normal and drawable_on_device(streams):
+    if value.is_cuda and value.numel() and draw is normal and drawable_on_device(streams):
         from fedveil.privacy import device_noise
 
         keys = torch.tensor([device_key(s) for s in streams], device=value.device)
@@ -224,7 +224,7 @@ class Gaussian:
             return self._replayed(signal, ctx.drawn)
         check_rows("gaussian", signal, ctx)
         stds = [z * bound for z in multipliers("gaussian", self.multiplier, ctx)]
-        value = add_on_grid(signal.value, ctx, _normal, stds)
+        value = add_on_grid(signal.value, ctx, normal, stds)
         return _dress(
             signal, ctx, value, mechanism="gaussian", bound=bound, stds=stds, release_bound=bound, claimed=self.claimed
         )
@@ -245,7 +245,7 @@ LONG = 2**12
 """Blocks from this length on are drawn by Box and Muller's method."""
 
 
-def _normal(rng: np.random.Generator, noise: Floats, std: float) -> None:
+def normal(rng: np.random.Generator, noise: Floats, std: float) -> None:
     """N(0, std²): numpy's ziggurat for short blocks; for long ones √(−2 ln u)·(cos, sin)(2πv), in float64.
 
     The first takes 6.4 ns a number; vectorised, the second takes 6.0 in torch and 2.2 in C, 1.2 of them for uniform

@@ -24,14 +24,18 @@ Mechanism = Literal["two_point", "hybrid", "clamp"]
 MOST = 32.0
 """Above this ε the rarer of two values comes once in 10^14 reports: nothing is private."""
 
+LEAST = 1e-6
+"""Below this ε the two values are a million radii away, and nothing can be learned from them."""
 WORDS = 2**64
 STEPS = 2.0**-20
 """The hybrid's reports lie on a grid of this share of the range's radius (or a little less)."""
 
 
 def check_epsilon(epsilon: float, setting: str = "privacy.epsilon") -> None:
-    """Refuse an ε per weight that is no positive number, or one under which nothing is hidden."""
+    """Refuse an ε per weight that is no positive number, or one under which nothing is hidden, or nothing said."""
     positive(**{setting: epsilon})
+    if epsilon < LEAST:
+        raise Refused(f"{setting}: {epsilon:g} per weight and round says nothing; give at least {LEAST:g}")
     if epsilon > MOST:
         raise Refused(f"{setting}: {epsilon:g} per weight and round hides nothing; give at most {MOST:g}")
 

@@ -6,6 +6,7 @@ which everybody has seen already.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -44,6 +45,9 @@ class Ranges:
         one_of("range", self.kind, ("fixed", "adaptive"))
         for radius in self.radius:
             positive(radius=radius)
+        for centre in self.centre:
+            if not math.isfinite(centre):
+                raise Refused(f"centre: {centre} is no number; give the middle of the range")
         positive(width=self.width)
         if not 0 < self.decay <= 1:
             raise Refused(f"decay: {self.decay} is not a factor by which ranges shrink; give more than 0, at most 1")

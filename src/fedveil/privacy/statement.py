@@ -84,20 +84,28 @@ class Statement:
         rng: str = "secure",
         averaging: Averaging | None = None,
         summed: bool = False,
+        servers: Sequence[str] = (),
     ) -> Statement:
         """The statement that these accounts support: a row for each observer and unit, then what papers claim.
 
-        ``summed`` says that the server sees sums of uploads only.
+        ``summed`` says that the server sees sums of uploads only. ``servers`` stand in the place of one server, each
+        an observer of its own: everything that they receive is made of what left the clients.
         """
         lines = [line for entry in entries for line in entry.lines]
         if not lines:
-            return cls(tuple(_nothing(o, u) for o in OBSERVERS for u in UNITS), tuple(notes))
+            return cls(
+                tuple(_nothing(o, u) for o in (*(servers or ("server",)), "public") for u in UNITS), tuple(notes)
+            )
         rows = [_row(accounts, lines, observer, unit, summed) for observer in OBSERVERS for unit in UNITS]
         if averaging is not None and accounts.local and not accounts.covers("public", "client"):
             rows = _with_averages(rows, accounts, averaged(entries, accounts.adjacency), averaging)
         papers = claimed(entries, accounts.adjacency)
         if papers:
             rows.append(_source(rows[0], accounts, papers))
+        if servers:
+            rows = [
+                replace(r, observer=o) for r in rows for o in (servers if r.observer == "server" else (r.observer,))
+            ]
         remarks = [ADJACENCY[accounts.adjacency], NOT_COVERED]
         if rng == "seeded":
             remarks.append(SEEDED)

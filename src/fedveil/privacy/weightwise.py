@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from fedveil.core.errors import Refused
 from fedveil.privacy.ledger import Entry, Line
 from fedveil.privacy.shuffling import Crowd, composed_epsilon
 from fedveil.privacy.statement import Row, Statement
@@ -35,20 +36,21 @@ TIMES = (
 @dataclass(frozen=True)
 class Shuffled:
     """How reports were shuffled: parts of single weights or whole layers; a weight of which fewer than ``least`` of
-    the cohort's parts arrive is withheld by the shuffler.
+    the cohort's parts arrive is withheld by the shuffler. ``attackers`` of these clients do so in a given round.
     """
 
     by_weight: bool
     least: float
     sealed: bool
+    attackers: Callable[[Sequence[int], int], int] = lambda clients, round: 0
 
-    def crowd(self, clients: int) -> int:
-        """The fewest reports among which one is hidden.
+    def crowd(self, clients: int, lying: int = 0) -> int:
+        """The fewest honest reports among which one is hidden: nobody hides behind what an attacker sends.
 
-        >>> Shuffled(True, 0.9, True).crowd(15)
-        14
+        >>> Shuffled(True, 0.9, True).crowd(15), Shuffled(True, 0.9, True).crowd(15, lying=5)
+        (14, 9)
         """
-        return max(1, math.ceil(self.least * clients - 1e-9))
+        return max(1, math.ceil(self.least * clients - 1e-9) - lying)
 
 
 def weightwise(statement: Statement, entries: Sequence[Entry], delta: float, shuffled: Shuffled | None) -> Statement:
@@ -61,7 +63,10 @@ def weightwise(statement: Statement, entries: Sequence[Entry], delta: float, shu
         rows = [replace(r, note=f"{NOBODY_TRUSTED}; {r.note}") if r.observer == "server" else r for r in rows]
         notes.append(TIMES if shuffled.sealed else UNSEALED)
         if shuffled.by_weight:
-            rows.append(_shuffled(lines, delta, shuffled))
+            try:
+                rows.append(_shuffled(lines, delta, shuffled))
+            except Refused as why:  # what has run keeps its other rows
+                notes.append(f"Shuffling claims nothing here: {why}.")
         else:
             notes.append(BY_LAYER)
     each = max(line.release.epsilon or 0.0 for line in lines)
@@ -93,7 +98,8 @@ def _shuffled(lines: Sequence[Line], delta: float, shuffled: Shuffled) -> Row:
         assert line.clients is not None
         assert line.release.epsilon is not None
         kind = "binary" if line.release.mechanism == "two_point" else "generic"
-        crowd = Crowd(shuffled.crowd(len(line.clients)), line.release.epsilon, kind)  # type: ignore[arg-type]
+        lying = shuffled.attackers(line.clients, line.release.round)
+        crowd = Crowd(shuffled.crowd(len(line.clients), lying), line.release.epsilon, kind)  # type: ignore[arg-type]
         for client in line.clients:
             tally = tallies.setdefault(client, {})
             tally[crowd] = tally.get(crowd, 0) + line.release.count
@@ -110,5 +116,5 @@ def _shuffled(lines: Sequence[Line], delta: float, shuffled: Shuffled) -> Row:
         "none",
         "shuffle, rdp",
         f"trusts that the shuffler does not work with the server, and that the others are honest: every report is one "
-        f"of at least {fewest} about its weight; composed over weights and rounds, adjacency replace",
+        f"of at least {fewest} honest ones about its weight; composed over weights and rounds, adjacency replace",
     )

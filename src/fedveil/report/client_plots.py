@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from fedveil.report.drawing import COLOURS, Plot, label, quantile, short, thin
 from fedveil.report.read import Run, items, number
-from fedveil.report.words import share
+from fedveil.report.words import percent, share, table, words
 
 CLIENTS = 200  # most clients drawn one by one; a larger population becomes a histogram
 ROWS = 100  # most clients (and classes) in the heat map of a large population
@@ -133,3 +134,33 @@ def _heat(counts: list[list[int]], names: list[str], words: str) -> Plot:
     y = {"type": "category", "autorange": "reversed"}
     layout = {"hovermode": "closest", "height": min(900, max(320, 14 * len(rows) + 110))}
     return Plot("clients", "Classes per client", words, [trace], x, y, layout)
+
+
+def every_client(run: Run) -> str:
+    """What each client holds, how well it is served, how often it took part; nothing for a large population."""
+    held, accuracy, counts = (items(run.clients, key) for key in ("sizes", "accuracy", "label_counts"))
+    if not 0 < len(held) <= CLIENTS:
+        return ""
+    joined = Counter(k for event in run.events for k in items(event, "clients") if isinstance(k, int))
+    refused = [e.get("client") for event in run.events for e in items(event, "excluded") if isinstance(e, dict)]
+    excluded = Counter(k for k in refused if isinstance(k, int))
+    attack = run.summary.get("attack")
+    attackers = items(attack, "clients")
+    rows = []
+    for i, examples in enumerate(held):
+        mine = [number(v) or 0 for v in counts[i]] if i < len(counts) and isinstance(counts[i], list) else []
+        most = f"class {mine.index(max(mine))} ({share(max(mine) / sum(mine))})" if sum(mine) else "–"
+        rows.append(
+            (
+                words(run.client(i)),
+                f"{number(examples) or 0:,.0f}",
+                most,
+                percent(number(accuracy[i]) if i < len(accuracy) else None),
+                f"{joined[i]:,}",
+                *(["attacker" if i in attackers else "honest"] if attackers else []),
+                *([f"{excluded[i]:,}"] if excluded else []),
+            )
+        )
+    heads = ("Client", "Examples", "Most common class", "Accuracy", "Rounds taken part")
+    extra = (*(("Role",) if attackers else ()), *(("Uploads excluded",) if excluded else ()))
+    return table((*heads, *extra), rows)

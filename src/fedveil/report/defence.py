@@ -56,11 +56,8 @@ def _excluded(run: Run) -> str:
     found = [(event, entry) for event in run.events for entry in items(event, "excluded") if isinstance(entry, dict)]
     if not found:
         return ""
-    counts = Counter((entry.get("client"), str(entry.get("why"))) for _, entry in found)
-    rows = [
-        (words(run.client(client) if isinstance(client, int) else client), words(why), f"{count:,}")
-        for (client, why), count in counts.most_common(100)
-    ]
+    counts = Counter((run.named(entry.get("client")), str(entry.get("why"))) for _, entry in found)
+    rows = [(words(client), words(why), f"{count:,}") for (client, why), count in counts.most_common(100)]
     lead = f"<p>The server excluded {len(found):,} uploads that it could not use; the rounds went on without them.</p>"
     return lead + table(("Client", "Why", "Rounds"), rows)
 

@@ -7,20 +7,21 @@ string leaves it out. Everything that comes from a file passes through ``words``
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from fedveil.core.errors import Refused
-from fedveil.report.client_plots import CLIENTS
+from fedveil.report.client_plots import every_client
 from fedveil.report.defence import defence
 from fedveil.report.drawing import Plot, thin
+from fedveil.report.headline import cards
+from fedveil.report.leakage import leakage
 from fedveil.report.plots import draw
-from fedveil.report.read import Run, items, number, read_run
+from fedveil.report.read import Run, dataset, items, name, number, read_run
 from fedveil.report.shell import document, figures, save, sections
-from fedveil.report.statement import privacy, privacy_in_words
-from fedveil.report.words import duration, figure, fold, pairs, percent, size, table, words
+from fedveil.report.statement import privacy
+from fedveil.report.words import figure, fold, pairs, percent, size, table, words
 
 ROUNDS = 400  # most rows of the per-round table; a longer run is thinned, all rounds are in events.jsonl
 
@@ -36,35 +37,35 @@ def write_report(folder: Path) -> Path:
     return target
 
 
-def page(run: Run) -> str:
-    """The whole page."""
+def page(run: Run, *, linked: bool = False, above: str = "", status: str = "") -> str:
+    """The whole page; the live page shows it linked, with a way back above it and the run's progress as a status."""
     plots = draw(run)
     parts = {make.__name__: make(run, plots) for make in SECTIONS}
     parts = {n: section for n, section in parts.items() if section}
     title = f"{words(run.summary.get('method') or name(run.config, 'method') or 'run')} on {words(dataset(run))}"
-    return document(title, words(run.folder.name), cards(run) + sections(parts), plots, notices(run), nav=parts)
+    return document(
+        title,
+        words(run.folder.name),
+        cards(run) + sections(parts),
+        plots,
+        status + notices(run, following=linked),
+        nav=parts,
+        linked=linked,
+        above=above,
+        scripts=("live.js",) if linked else (),
+        drawing=linked or bool(plots),
+    )
 
 
-def name(settings: Mapping[str, Any], key: str) -> Any:
-    """A setting, or its name where it is a group of settings."""
-    value = settings.get(key)
-    if not isinstance(value, dict):
-        return value
-    return value.get("name") or value.get("source") or str(value.get("build") or "").rpartition(":")[2]
-
-
-def dataset(run: Run) -> Any:
-    """What the run was trained on."""
-    return run.summary.get("data") or name(run.config, "data") or "unnamed data"
-
-
-def notices(run: Run) -> str:
+def notices(run: Run, *, following: bool = False) -> str:
     """What a reader must know before the numbers: an unfinished run, files that could not be read."""
     status = str(run.summary.get("status") or ("finished" if run.summary else ""))
     planned = number(run.config, "rounds")
     of = f" of {planned:.0f}" if planned is not None else ""
     lines = []
-    if not run.summary or status == "interrupted":
+    if following and not run.summary:
+        pass  # the live page says how far the run is
+    elif not run.summary or status == "interrupted":
         command = words(f"fedveil resume {shlex.quote(str(run.folder))}")
         lines.append(
             f"This run is not finished: {len(run.events)}{of} rounds are done. Continue: <code>{command}</code>."
@@ -76,39 +77,6 @@ def notices(run: Run) -> str:
     return "".join(f'<p class="notice" role="note">{line}</p>' for line in lines)
 
 
-def cards(run: Run) -> str:
-    """The headline numbers."""
-    made = run.summary
-    first = {key: number(made, key) for key in ("accuracy", "worst10_accuracy", "loss", "seconds", "rounds")}
-    seconds = sum(number(event, "seconds") or 0.0 for event in run.events)
-    done = first["rounds"] if first["rounds"] is not None else len(run.events)
-    planned = number(run.config, "rounds")
-    each = number(made, "seconds_per_round") or (seconds / len(run.events) if run.events else None)
-    claim, details = privacy_in_words(run)
-    shown = [
-        ("Accuracy", percent(either(first["accuracy"], run.last("accuracy"))), "on the test set"),
-        (
-            "Worst 10 %",
-            percent(either(first["worst10_accuracy"], run.last("client_accuracy", "worst10"))),
-            "accuracy of the least served clients",
-        ),
-        ("Loss", figure(either(first["loss"], run.last("loss"))), "on the test set"),
-        ("Rounds", f"{done:,.0f}", f"of {planned:,.0f} planned" if planned is not None else ""),
-        ("Time", duration(either(first["seconds"], seconds)), f"{duration(each)} per round"),
-    ]
-    simple = "".join(
-        f'<div class="card"><dt>{title}</dt><dd class="value">{value}</dd><dd class="more">{more}</dd></div>'
-        for title, value, more in shown
-    )
-    private = f'<dt>Privacy</dt><dd class="value">{claim}</dd><dd class="more">{details}</dd>'
-    return f'<dl class="cards">{simple}<div class="card privacy">{private}</div></dl>'
-
-
-def either(value: float | None, otherwise: float | None) -> float | None:
-    """The first number, or the second where there is none."""
-    return otherwise if value is None else value
-
-
 def learning(run: Run, plots: list[Plot]) -> str:
     """How the model got better."""
     return figures("learning", plots) or "<p>No round has been finished yet.</p>"
@@ -116,17 +84,7 @@ def learning(run: Run, plots: list[Plot]) -> str:
 
 def clients(run: Run, plots: list[Plot]) -> str:
     """Who took part, how well the model serves them, and what they hold."""
-    sizes, accuracy = items(run.clients, "sizes"), items(run.clients, "accuracy")
-    rows = [
-        (
-            words(run.client(i)),
-            f"{number(held) or 0:,.0f}",
-            percent(number(accuracy[i]) if i < len(accuracy) else None),
-        )
-        for i, held in enumerate(sizes[: CLIENTS + 1])
-    ]
-    few = table(("Client", "Examples", "Accuracy"), rows) if 0 < len(rows) <= CLIENTS else ""
-    return figures("clients", plots) + fold("Every client", few)
+    return figures("clients", plots) + fold("Every client", every_client(run))
 
 
 def cost(run: Run, plots: list[Plot]) -> str:
@@ -189,10 +147,15 @@ def reproduce(run: Run, plots: list[Plot]) -> str:
     else:
         how = "<p>Run FedVeil with the configuration above; it holds every setting, the seed too.</p>"
     made = run.summary.get("version") or run.config.get("version")
-    return how + (f"<p>The run was made with FedVeil {words(made)}.</p>" if made else "")
+    facts = [f"The run was made with FedVeil {words(made)}."] if made else []
+    if isinstance(run.summary.get("model_hash"), str):
+        facts.append(f"Its final model has the hash <code>{words(run.summary['model_hash'])}</code>.")
+        if number(run.summary, "seed") is not None:
+            facts.append(f"The same settings with seed {words(run.summary['seed'])} give the same model again.")
+    return how + (f"<p>{' '.join(facts)}</p>" if facts else "")
 
 
 SECTIONS: tuple[Callable[[Run, list[Plot]], str], ...] = (
-    *(privacy, learning, defence, clients, cost),
+    *(privacy, leakage, learning, defence, clients, cost),
     *(rounds, data, settings, reproduce),
 )

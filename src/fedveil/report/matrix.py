@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedveil.report.shell import document, sections
 from fedveil.report.words import table, words
-from fedveil.runtime.matrix import Matrix, Place, Record
 
-Read = Callable[[Place], Record | None]
+if TYPE_CHECKING:  # the page is also shown where nothing is trained
+    from fedveil.runtime.matrix import Matrix, Place, Record
+
+Read = Callable[["Place"], "Record | None"]
 
 
 def summarise(matrix: Matrix, read: Read) -> dict[str, Any]:
@@ -47,6 +49,7 @@ def _cell(matrix: Matrix, attack: str, aggregate: str, privacy: str, read: Read)
     accuracies = [r["accuracy"] for r in mine if r["accuracy"] is not None]
     epsilons = [r["epsilon"] for r in mine if r["epsilon"]]
     spreads = [r["spread"] for r in mine if r["spread"]]
+    onset = next((r["facts"]["onset"] for r in mine if r["facts"]), matrix.onset)
     successes = [r["success"] for r in mine if r["success"] is not None]
     return {
         "attack": attack,
@@ -64,7 +67,7 @@ def _cell(matrix: Matrix, attack: str, aggregate: str, privacy: str, read: Read)
         "spread": [min(s[0] for s in spreads), fmean(s[1] for s in spreads), max(s[2] for s in spreads)]
         if spreads
         else None,
-        "detection": detection(mine, clean, matrix.onset, attacked=attack != "none"),
+        "detection": detection(mine, clean, onset, attacked=attack != "none"),
     }
 
 
@@ -106,21 +109,28 @@ def auc(high: Sequence[float], low: Sequence[float]) -> float | None:
     return wins / (len(high) * len(low))
 
 
-def page(summary: dict[str, Any], title: str = "Attacks against rules") -> str:
+HOW = "Accuracy on the test set, mean of the last evaluations over all seeds (lowest to highest below it)."
+
+
+def page(
+    summary: dict[str, Any], title: str = "Attacks against rules", *, linked: bool = False, above: str = ""
+) -> str:
     """One page that loads nothing from elsewhere."""
     parts: dict[str, str] = {}
     for budget in summary["budgets"]:
         name = "no-privacy" if budget == "none" else f"epsilon-{budget}"
-        parts[words(name)] = _heat(summary, budget)
+        parts[words(name)] = heat(summary, budget)
     parts["detection"] = _detection(summary)
     parts = {name: part for name, part in parts.items() if part}
     done, of = sum(c["runs"] for c in summary["cells"]), len(summary["cells"]) * len(summary["seeds"])
     lead = f"{len(summary['attacks'])} attacks, {len(summary['aggregates'])} rules, {len(summary['seeds'])} seeds"
     notice = "" if done == of else f'<p class="notice" role="note">{done} of {of} cells are there.</p>'
-    return document(words(title), words(lead), sections(parts), [], notice, nav=parts, kind="matrix")
+    body = sections(parts)
+    return document(words(title), words(lead), body, [], notice, nav=parts, kind="matrix", linked=linked, above=above)
 
 
-def _heat(summary: dict[str, Any], budget: str) -> str:
+def heat(summary: dict[str, Any], budget: str, how: str = HOW) -> str:
+    """Attacks by rules under one budget, coloured by accuracy, with the worst attack on each rule."""
     cells = {(c["attack"], c["aggregate"]): c for c in summary["cells"] if c["privacy"] == budget}
     rules = summary["aggregates"]
     rows = [(words(a), *(_coloured(cells[a, r]) for r in rules)) for a in summary["attacks"]]
@@ -135,8 +145,7 @@ def _heat(summary: dict[str, Any], budget: str) -> str:
             f"<p>Each cell has its own ledger. Epsilon towards ({words(private[0]['promise'])}) is at most "
             f"{max(c['epsilon'] for c in private):.4g}{ranges}. It speaks of honest clients.</p>"
         )
-    how = "<p>Accuracy on the test set, mean of the last evaluations over all seeds (lowest to highest below it).</p>"
-    return how + told + table(("Attack", *map(words, rules)), rows, "plain")
+    return f"<p>{how}</p>" + told + table(("Attack", *map(words, rules)), rows, "plain")
 
 
 def _coloured(cell: dict[str, Any]) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,11 @@ class Run:
     def client(self, index: int) -> str:
         """A client's name, or its number where it has none."""
         names = items(self.clients, "names")
-        return str(names[index]) if index < len(names) and names[index] is not None else f"client {index}"
+        return str(names[index]) if 0 <= index < len(names) and names[index] is not None else f"client {index}"
+
+    def named(self, client: Any) -> str:
+        """What a file calls a client: its name where that is a number, else what stands there."""
+        return self.client(client) if isinstance(client, int) else str(client)
 
     def last(self, *path: str) -> float | None:
         """The latest number recorded at this place of the events."""
@@ -68,7 +74,7 @@ def _events(folder: Path) -> tuple[dict[str, Any], ...]:
         try:
             event = json.loads(line)
             rounds[int(event["round"])] = event
-        except (ValueError, TypeError, KeyError, OverflowError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             if place < len(lines):  # only the last line can be torn by a crash
                 raise _no_run(folder, f"line {place} of events.jsonl is damaged") from None
     return tuple(rounds[r] for r in sorted(rounds))
@@ -79,9 +85,27 @@ def _mapping(path: Path, damaged: list[str]) -> dict[str, Any]:
         return {}
     try:
         return dict(json.loads(path.read_bytes()))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         damaged.append(path.name)
         return {}
+
+
+def name(settings: Mapping[str, Any], key: str) -> Any:
+    """A setting, or its name where it is a group of settings: as the command line writes it.
+
+    >>> name({"aggregate": {"build": "fedveil.aggregate.controllers:CenteredClipping"}}, "aggregate")
+    'centered_clipping'
+    """
+    value = settings.get(key)
+    if not isinstance(value, dict):
+        return value
+    built = str(value.get("build") or "").rpartition(":")[2]
+    return value.get("name") or value.get("source") or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", built).lower()
+
+
+def dataset(run: Run) -> Any:
+    """What the run was trained on."""
+    return run.summary.get("data") or name(run.config, "data") or "unnamed data"
 
 
 def number(value: Any, *path: str) -> float | None:

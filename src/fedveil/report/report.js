@@ -3,8 +3,6 @@
 (() => {
   const source = document.getElementById("plots");
   if (!source || !window.Plotly) return;
-  const figures = JSON.parse(source.textContent);
-  const places = figures.map((_, i) => document.getElementById(`plot-${i + 1}`));
   const touch = window.matchMedia("(pointer: coarse)").matches; // there a drag scrolls the page, it does not zoom
 
   const hover = window.matchMedia("(hover: hover)").matches; // where nothing hovers, the buttons would hide the legend
@@ -32,7 +30,9 @@
   const draw = (width) => {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();
-    figures.forEach((figure, i) => {
+    JSON.parse(source.textContent).forEach((figure, i) => {
+      const place = document.getElementById(figure.place || `plot-${i + 1}`);
+      if (!place) return;
       const own = figure.layout;
       const layout = {
         height: 320,
@@ -45,6 +45,7 @@
         dragmode: touch ? false : "zoom",
         modebar: { bgcolor: colour("--card"), color: colour("--muted"), activecolor: colour("--accent") },
         bargap: 0.12,
+        uirevision: "kept", // new data leave a reader's zoom as it is
         ...own,
         ...(width ? { width } : { autosize: true }),
         legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", traceorder: "reversed", ...own.legend },
@@ -59,12 +60,13 @@
         showSendToCloud: false, // plotly.js offers by default to upload the data of a plot to its maker
         plotlyServerURL: "",
       };
-      window.Plotly.react(places[i], paint(figure.data, style, ""), layout, config);
+      window.Plotly.react(place, paint(figure.data, style, ""), layout, config);
     });
   };
 
-  draw();
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw());
+  // The first colours come at the end of loading; other scripts put new figures into the source and say so.
+  document.addEventListener("fedveil:colours", () => draw());
+  document.addEventListener("fedveil:figures", () => draw());
   window.addEventListener("beforeprint", () => {
     document.documentElement.dataset.print = "";
     draw(640);

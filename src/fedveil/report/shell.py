@@ -1,4 +1,8 @@
-"""The document around a report: one HTML page that holds all it needs and asks the network for nothing."""
+"""The document around a page: one HTML file that holds all it needs and asks the network for nothing.
+
+The live page shows the same documents ``linked``: their scripts and styles come from the same server as files, so that
+a browser keeps them and a strict content policy holds.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,18 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
 from html import escape
 from importlib import import_module, metadata, resources
 from pathlib import Path
+from typing import Any
 
 from fedveil.report.drawing import Plot
 from fedveil.report.words import words
 
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+THEME = '<button class="theme" type="button" hidden>Dark colours</button>'
 
 
 def document(
@@ -24,35 +32,64 @@ def document(
     notices: str = "",
     nav: Iterable[str] = (),
     kind: str = "report",
+    *,
+    scripts: Sequence[str] = (),
+    data: Mapping[str, Any] | None = None,
+    linked: bool = False,
+    above: str = "",
+    drawing: bool | None = None,
 ) -> str:
-    """The whole page around a body; all texts are safe HTML already, ``nav`` names the sections to link to."""
-    data = json.dumps([p.figure() for p in plots], separators=(",", ":")).replace("<", "\\u003c")
+    """The whole page around a body; all texts are safe HTML already, ``nav`` names the sections to link to.
+
+    ``scripts`` are assets that run after the plots, with ``data`` as JSON by element id; ``above`` stands before the
+    title; ``drawing`` brings the plotting library along, by default where there are plots.
+    """
+    told = {"plots": [p.figure() for p in plots], **(data or {})}
+    blocks = "".join(
+        f'<script type="application/json" id="{name}">{_json(value)}</script>' for name, value in told.items()
+    )
     links = "".join(f'<li><a href="#{n}">{n.capitalize()}</a></li>' for n in nav)
     bar = f'<nav aria-label="Sections"><ul>{links}</ul></nav>' if links else ""
+    policy = "" if linked else f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+    files = [*(["plotly.js"] if (bool(plots) if drawing is None else drawing) else []), "report.js", *scripts]
+    if linked:
+        style = '<link rel="stylesheet" href="/assets/report.css">'
+        early = '<script src="/assets/theme.js"></script>'
+        late = "".join(f'<script defer src="/assets/{name}"></script>' for name in files)
+    else:
+        style = f"<style>{stylesheet()}</style>"
+        early = f"<script>{asset('theme.js')}</script>"
+        late = "".join(f"<script>{asset(name)}</script>" for name in files)
+    foot = f"Written by FedVeil {words(metadata.version('fedveil'))}. This page loads nothing from elsewhere."
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+{policy}
 <title>{title} – FedVeil {kind}</title>
 <link rel="icon" href="data:,">
-<style>{asset("report.css")}</style>
+{style}
+{early}
 </head>
 <body>
 <a class="skip" href="#content">Skip to the content</a>
 <div class="wrap">
-<header><p class="brand">FedVeil {kind}</p><h1>{title}</h1><p class="lead">{lead}</p>
-{bar}{notices}</header>
-<main id="content">{body}</main>
-<footer>Written by FedVeil {words(metadata.version("fedveil"))}. This page loads nothing from elsewhere.</footer>
+<header><div class="top"><p class="brand">{above}FedVeil {kind}</p>{THEME}</div>
+<h1>{title}</h1><p class="lead">{lead}</p>
+{bar}<div id="notices">{notices}</div></header>
+<main id="content" tabindex="-1">{body}</main>
+<footer>{foot}</footer>
 </div>
-<script type="application/json" id="plots">{data}</script>
-{f"<script>{plotly()}</script>" if plots else ""}
-<script>{asset("report.js")}</script>
+{blocks}
+{late}
 </body>
 </html>
 """
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).replace("<", "\\u003c")
 
 
 def sections(parts: Mapping[str, str]) -> str:
@@ -65,14 +102,20 @@ def sections(parts: Mapping[str, str]) -> str:
 
 def figures(section: str, plots: Sequence[Plot]) -> str:
     """The plots of a section; nothing when it has none."""
-    made = "".join(
-        f'<figure aria-labelledby="plot-{i}-title"><figcaption><h3 id="plot-{i}-title">{plot.title}</h3>'
-        f'<p>{escape(plot.caption)}</p></figcaption><div class="plot" id="plot-{i}"></div></figure>'
-        for i, plot in enumerate(plots, start=1)
-        if plot.section == section
-    )
+    made = "".join(figure_of(i, plot) for i, plot in enumerate(plots, start=1) if plot.section == section)
     hint = "<noscript><p>The plots need JavaScript; the tables hold the numbers.</p></noscript>"
     return f'{hint}<div class="grid">{made}</div>' if made else ""
+
+
+def figure_of(number: int, plot: Plot) -> str:
+    """The place of a plot, with its title and caption; a screen reader hears both instead of the drawing."""
+    name = f"plot-{number}"
+    heard = f'role="img" aria-labelledby="{name}-title" aria-describedby="{name}-words"'
+    return (
+        f'<figure aria-labelledby="{name}-title"><figcaption><h3 id="{name}-title">{plot.title}</h3>'
+        f'<p id="{name}-words">{escape(plot.caption)}</p></figcaption>'
+        f'<div class="plot" id="{name}" {heard}></div></figure>'
+    )
 
 
 def save(path: Path, page: str) -> None:
@@ -91,9 +134,21 @@ def save(path: Path, page: str) -> None:
         raise
 
 
+@cache
 def asset(file: str) -> str:
-    """A style sheet or script that lies beside this module."""
-    return resources.files("fedveil.report").joinpath(file).read_text("utf-8")
+    """A style sheet or script that lies beside this module, or the plotting library."""
+    return plotly() if file == "plotly.js" else resources.files("fedveil.report").joinpath(file).read_text("utf-8")
+
+
+@cache
+def stylesheet() -> str:
+    """The colours and shapes of every page; dark where the reader or the system asks for it, never in print."""
+    dark = asset("dark.css")
+    asked = dark.replace(":root", ":root[data-theme=dark]:not([data-print])")
+    system = dark.replace(":root", ":root:not([data-theme=light], [data-print])")
+    return (
+        f"{asset('report.css')}@media screen {{{asked}}}\n@media screen and (prefers-color-scheme: dark) {{{system}}}\n"
+    )
 
 
 def plotly() -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from fedveil.report.drawing import Plot
 from fedveil.report.read import Run, items, number
 from fedveil.report.shell import figures
-from fedveil.report.words import figure, words
+from fedveil.report.words import figure, fold, words
 
 
 def holds(row: Any) -> str:
@@ -46,23 +46,36 @@ def privacy_in_words(run: Run) -> tuple[str, str]:
 OBSERVERS = {
     "server": "The server sees what the transport shows it: every client's upload, or only their sum.",
     "public": "Anyone who gets the released global models, which includes the other clients.",
+    "server alone": "The server sees reports and not whose they are, while it does not work with the shuffler.",
     "shuffler": "The shuffler sees the sealed uploads and who sent them.",
 }
 UNITS = {"record": "one training example of a client", "client": "everything that one client holds"}
 
 
-def explain(row: dict[str, Any]) -> str:
+CHANGES = {
+    "zero_out": "whether {} had a say, or zeros in its place,",
+    "add_remove": "whether {} took part or not",
+    "replace": "exchanging {} for any other",
+}
+"""What two neighbours differ by, as the subject of a sentence."""
+WEIGHTWISE = ("two_point", "hybrid")
+"""Mechanisms whose claims are about any change of a client's data, whatever neighbours the run has."""
+
+
+def explain(row: dict[str, Any], adjacency: str) -> str:
     """A row of the privacy statement in plain language."""
     observer, unit, status = str(row.get("observer")), str(row.get("unit")), holds(row)
     who = OBSERVERS.get(observer, f"{words(observer)} is a party of its own and sees what the protocol shows it.")
     what = UNITS.get(unit, words(unit))
     epsilon, delta = number(row, "epsilon"), number(row, "delta")
+    if adjacency not in CHANGES or str(row.get("mechanism")).startswith(WEIGHTWISE):
+        adjacency = "replace"
     if status == "none" or epsilon is None:
         return f"{who} No privacy protection is claimed against this observer: it may learn about {what}."
     factor = f"= {math.exp(epsilon):.3g}" if epsilon < 7 else "(more than 1,000)"
     slack = f', apart from a slack of <span class="whole">δ = {delta:g}</span>' if delta else ""
     meaning = (
-        f"whether {what} took part or not changes the chance of anything this observer can see "
+        f"{CHANGES[adjacency].format(what)} changes the chance of anything this observer can see "
         f"by a factor of at most e<sup>ε</sup> {factor}{slack}."
     )
     if status == "nominal":
@@ -71,9 +84,33 @@ def explain(row: dict[str, Any]) -> str:
     return f"{who} Proved from the run's ledger: {meaning}{large}"
 
 
+GLOSSARY = (
+    ("Observer", "who looks: each party sees only what the protocol shows it, and is judged by that."),
+    ("Unit", "what is protected: one training example (record), or everything one client holds (client)."),
+    (
+        "ε",
+        "how far the chances of anything an observer sees can move when one unit changes: by a factor of e^ε at most.",
+    ),
+    ("δ", "the small probability that is left out of this promise."),
+    ("Proved", "follows from a theorem and from the ledger of everything this run released."),
+    ("Nominal", "what a published formula says, although its premises do not hold here or its proof has a gap."),
+    ("None", "nothing bounds what this observer can learn about this unit."),
+    ("Mechanism", "where the randomness comes from, and what it hides."),
+    ("Sampling", "how the units of a release are drawn; a unit that may be absent is harder to find."),
+    ("Accountant", "the method that adds up ε over all releases."),
+)
+
+
+def glossary() -> str:
+    """What the words of the statement mean."""
+    return "<dl>" + "".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in GLOSSARY) + "</dl>"
+
+
 def privacy(run: Run, plots: list[Plot]) -> str:
     """The privacy statement, each row explained."""
     heads = ("Observer", "Unit", "ε", "δ", "Status", "Mechanism", "Sampling", "Accountant")
+    settings = run.config.get("privacy")
+    adjacency = str(settings.get("adjacency")) if isinstance(settings, dict) else ""
     body = ""
     for row in claims(run):
         epsilon = number(row, "epsilon")
@@ -85,7 +122,7 @@ def privacy(run: Run, plots: list[Plot]) -> str:
         note = f" Note: {words(row['note'])}" if row.get("note") else ""
         first = f'<th scope="row" data-label="{heads[0]}">{words(row.get("observer"))}</th>'
         body += f'<tr class="claim">{first}{cells}</tr>'
-        body += f'<tr class="why"><td colspan="{len(heads)}">{explain(row)}{note}</td></tr>'
+        body += f'<tr class="why"><td colspan="{len(heads)}">{explain(row, adjacency)}{note}</td></tr>'
     if not body:
         return "<p>This run folder holds no privacy statement; assume that nothing is protected.</p>" + figures(
             "privacy", plots
@@ -94,6 +131,5 @@ def privacy(run: Run, plots: list[Plot]) -> str:
     head = "".join(f'<th scope="col">{text}</th>' for text in heads)
     whole = f'<table class="statement"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     lead = "<p>The most each observer can learn about one privacy unit; the smaller ε, the stronger the protection.</p>"
-    return (
-        f'{lead}<div class="sheet">{whole}</div>' + (f"<ul>{notes}</ul>" if notes else "") + figures("privacy", plots)
-    )
+    told = (f"<ul>{notes}</ul>" if notes else "") + fold("What these words mean", glossary())
+    return f'{lead}<div class="sheet">{whole}</div>{told}' + figures("privacy", plots)

@@ -38,7 +38,7 @@ def size(value: float | None) -> str:
     >>> size(1536), size(3_200_000)
     ('1.54 kB', '3.2 MB')
     """
-    if value is None:
+    if value is None or not math.isfinite(value):
         return "–"
     power = min(4, int(math.log10(value) // 3)) if value >= 1 else 0
     return f"{value / 1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
@@ -50,8 +50,8 @@ def duration(seconds: float | None) -> str:
     >>> duration(4.2), duration(75), duration(7300)
     ('4.2 s', '1 min 15 s', '2 h 1 min')
     """
-    if seconds is None or seconds < 60:
-        return "–" if seconds is None else f"{seconds:.3g} s"
+    if seconds is None or not seconds >= 60 or seconds == math.inf:
+        return "–" if seconds is None or not math.isfinite(seconds) else f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 

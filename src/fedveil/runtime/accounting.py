@@ -15,10 +15,11 @@ import torch
 
 from fedveil.aggregate.mean import Mean
 from fedveil.core.errors import Refused
-from fedveil.core.parts import Transport
+from fedveil.core.parts import Calculating, Transport
 from fedveil.core.scale import Scale
 from fedveil.core.stage import Release
 from fedveil.core.streams import stream
+from fedveil.local.attackers import Attackers
 from fedveil.privacy.averaging import Averaging
 from fedveil.privacy.claims import Accounts
 from fedveil.privacy.clip import ClipEach
@@ -107,7 +108,8 @@ class Bookkeeper:
     @property
     def claims(self) -> bool:
         """Whether anything is claimed at all."""
-        return self.training.method.private and not self.training.method.allow_leak
+        tampered = self.training.settings.audit.noise != 1
+        return self.training.method.private and not self.training.method.allow_leak and not tampered
 
     def spent(self) -> dict[str, Any] | None:
         """ε so far, for the round's record: the headline claim; by rdp where the accountant asked for is pld."""
@@ -198,15 +200,20 @@ def state(
         return Statement.void(LEAK, notes)
     summed = "each" not in method.transport.reveals
     averages = averaging(planner.training, missed=missed)
-    statement = Statement.of(accounts, entries, notes, rng=privacy.rng, averaging=averages, summed=summed)
-    return weightwise(statement, entries, privacy.delta, shuffled(method.transport))
+    servers = method.transport.observers if isinstance(method.transport, Calculating) else ()
+    statement = Statement.of(
+        accounts, entries, notes, rng=privacy.rng, averaging=averages, summed=summed, servers=servers
+    )
+    told = shuffled(method.transport, planner.training.attackers)
+    return weightwise(statement, entries, privacy.delta, told)
 
 
-def shuffled(transport: Transport) -> Shuffled | None:
-    """What the statement says about the shuffler, where there is one."""
+def shuffled(transport: Transport, attackers: Attackers | None = None) -> Shuffled | None:
+    """What the statement says about the shuffler, where there is one; simulated attackers are no crowd to hide in."""
     if not isinstance(transport, Shuffle):
         return None
-    return Shuffled(transport.split == "weight", transport.least, transport.seal)
+    told = Shuffled(transport.split == "weight", transport.least, transport.seal)
+    return told if attackers is None else replace(told, attackers=attackers.among)
 
 
 MANY = 1000

@@ -82,11 +82,17 @@ def build_aggregate(node: Mapping[str, Any], cohort: int, momentum: float = 0.0)
         check_byzantine(str(own["build"]).split(":")[0].split(".")[-1], byzantine)
     given = {} if byzantine is None else {"byzantine": byzantine}
     rule: Aggregator = build(own, "aggregate", cohort=cohort, momentum=momentum, **given)
-    names = fit("aggregate.before", shared["before"], str | list[str] | None)
+    names = fit("aggregate.before", shared["before"], str | list[str] | None) or []
+    bucket = fit("aggregate.bucket", shared["bucket"], int | None)
+    radius = fit("aggregate.norm_bound", shared["norm_bound"], float | None)
+    for setting, value, part in (("bucket", bucket, "bucketing"), ("norm_bound", radius, "norm_bound")):
+        if value is not None and part not in ([names] if isinstance(names, str) else names):
+            raise Refused(
+                f"aggregate.{setting}: it belongs to {part}, which does not stand before the rule; "
+                f"set aggregate.before={part}, or leave it out"
+            )
     if names:
-        bucket = fit("aggregate.bucket", shared["bucket"], int)
-        radius = fit("aggregate.norm_bound", shared["norm_bound"], float | None)
-        rule = before(rule, names, byzantine=byzantine, bucket=bucket, norm_bound=radius)
+        rule = before(rule, names, byzantine=byzantine, bucket=2 if bucket is None else bucket, norm_bound=radius)
     return rule
 
 

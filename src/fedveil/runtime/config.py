@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from itertools import product
@@ -148,8 +149,12 @@ def _place(override: Override, base: Config) -> str:
     if override.is_delete() or override.package is not None:
         raise Refused(f"{text}: only name=value is understood here")
     path = _full_key(override.key_or_group, base)
-    _check_keys(override.key_or_group, override.value(), _get(base, path))
-    return f"{'' if _has(base, path) else '++'}{path}={text.partition('=')[2]}"
+    given, held = override.value(), _get(base, path)
+    _check_keys(override.key_or_group, given, held)
+    value = text.partition("=")[2]
+    if isinstance(given, float) and not math.isfinite(given) and isinstance(held, str):
+        value = quoted(value)  # a word such as attack.kind=inf, which Hydra takes for a number
+    return f"{'' if _has(base, path) else '++'}{path}={value}"
 
 
 def _check_keys(name: str, given: Any, held: Any) -> None:

@@ -99,6 +99,11 @@ class Folder:
         return self.path / "statement.json"
 
     @property
+    def canaries(self) -> Path:
+        """What was heard of the canaries of a run that had some, for ``fedveil audit``."""
+        return self.path / "canaries.json"
+
+    @property
     def summary(self) -> Path:
         """The outcome in one small file."""
         return self.path / "summary.json"

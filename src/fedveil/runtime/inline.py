@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -17,13 +17,14 @@ from fedveil.core.errors import Aborted, Refused
 from fedveil.core.files import write_bytes
 from fedveil.core.intake import Instead
 from fedveil.core.method import Method
-from fedveil.core.parts import Moves, State, Uploads
+from fedveil.core.parts import ANNOUNCED, Moves, State, Uploads
 from fedveil.core.round import LEARNED, PREVIOUS, Arrival, arrive, depart, nobody
 from fedveil.core.stage import Context
 from fedveil.core.streams import stream
 from fedveil.data.cohorts import draw
 from fedveil.local.engine import Diverged
 from fedveil.privacy.ledger import Line
+from fedveil.privacy.statement import Statement
 from fedveil.runtime.accounting import Bookkeeper
 from fedveil.runtime.checkpoint import Progress, load_progress, save_progress
 from fedveil.runtime.evaluate import accuracy_by_client, attack_success, spread, test_scores
@@ -33,8 +34,12 @@ from fedveil.runtime.memory import Memory
 from fedveil.runtime.planning import remembered
 from fedveil.runtime.prepare import Training
 from fedveil.runtime.settings import Stop
+from fedveil.runtime.watch import HEARD
 
 Record = dict[str, Any]
+TAMPERED = (
+    "nothing is claimed: less noise was added than the ledger says (audit.noise), to see whether an audit notices"
+)
 
 
 class Listener(Protocol):
@@ -188,6 +193,7 @@ def _round(
             server=books.server_noise(number),
             batches=books.streams("batches", number, cohort),
             previous=server[PREVIOUS][None, :] if PREVIOUS in server else None,
+            announced={n.removeprefix(ANNOUNCED): float(v) for n, v in server.items() if n.startswith(ANNOUNCED)},
             lenient=clients.lenient,
             chance=stream(settings.seed, "chance", number),
             weights=server["w"],
@@ -235,20 +241,26 @@ class InProcess:
         self, progress: Progress, ctx: Context, books: Bookkeeper, lines: Sequence[Line], record: Record
     ) -> tuple[Arrival, Tensor | None]:
         """Train, let uploads depart, and have them arrive."""
-        training, server = self.training, progress.server
+        training, server, watch = self.training, progress.server, self.training.watch
         cohort = [k for k in ctx.clients if k is not None]
-        held = progress.memory.gather(cohort) if training.method.local.remembers else None
-        moves, sent = _trained(training, server, held, ctx, books)
+        method = training.method if watch is None else watch.begin(ctx.round, cohort)
+        held = progress.memory.gather(cohort) if method.local.remembers else None
+        again = None if watch is None else watch.replay(ctx)
+        moves, sent = _trained(training, method, server, held, ctx, books)
         record |= measures(moves) if moves else {}
-        uploads, memory, instead = _uploads(training, sent, server, held, ctx)
-        return arrive(training.method, uploads, training.shares(cohort, moves), server, ctx, instead), memory
+        uploads, memory, instead = _uploads(training, method, sent, server, held, ctx)
+        arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx, instead)
+        if watch is not None and again is not None:
+            heard = watch.hear(server, moves, uploads, arrival, held, again)
+            arrival = replace(arrival, server=arrival.server | heard)
+        return arrival, memory
 
 
 def _trained(
-    training: Training, server: State, held: Tensor | None, ctx: Context, books: Bookkeeper
+    training: Training, method: Method, server: State, held: Tensor | None, ctx: Context, books: Bookkeeper
 ) -> tuple[Moves | None, Moves | None]:
     """The moves of a cohort (None: nobody came) as honest clients make them, and as dishonest ones change theirs."""
-    method, attackers = training.method, training.attackers
+    attackers = training.attackers
     if not ctx.clients:
         return None, None
     drift = method.local.drift(held, server)
@@ -261,10 +273,10 @@ def _trained(
 
 
 def _uploads(
-    training: Training, moves: Moves | None, server: State, held: Tensor | None, ctx: Context
+    training: Training, method: Method, moves: Moves | None, server: State, held: Tensor | None, ctx: Context
 ) -> tuple[Uploads, Tensor | None, Instead]:
     """What leaves the clients: uploads, their new memory, and what arrives instead of some."""
-    uploads, memory = depart(training.method, moves or nobody(server["w"]), held, server, ctx)
+    uploads, memory = depart(method, moves or nobody(server["w"]), held, server, ctx)
     if training.attackers is None:
         return uploads, memory, {}
     uploads, instead = training.attackers.send(uploads, ctx)
@@ -292,7 +304,7 @@ def _commit(progress: Progress, after: _After, stop: Stop) -> None:
 
 def sent_down(method: Method, name: str) -> bool:
     """Whether clients get this part of the server's state."""
-    return method.sends_back if name == PREVIOUS else not name.startswith(LEARNED)
+    return method.sends_back if name == PREVIOUS else not name.startswith((LEARNED, HEARD))
 
 
 def measures(moves: Moves) -> Record:
@@ -328,10 +340,25 @@ def _notes(training: Training) -> list[str]:
             f"{len(training.attackers.clients)} clients attacked ({training.attackers.name}, simulated). The ledger "
             "and this statement speak of honest clients: what an attacker sends need not be clipped, nor hold noise."
         )
+    if training.watch is not None:
+        notes.append(
+            f"{training.watch.count:,} canaries rode along, made-up {training.watch.unit}s that `fedveil audit` looks "
+            "for: the model has learned from them as well."
+        )
     if training.settings.stop.wanted:
         declared = "was declared public" if training.settings.stop.public_test else "was used"
         notes.append(f"The test set {declared} to decide when to stop.")
     return notes
+
+
+def _statement(training: Training, folder: Folder, server: State, books: Bookkeeper) -> Statement:
+    """The statement of a run; with canaries their evidence is kept beside it, and with the claim that it is about."""
+    notes, watch = _notes(training), training.watch
+    statement = books.statement(notes)
+    if watch is None:
+        return statement
+    write_json(folder.canaries, watch.evidence(server) | {"claims": statement.to_json()["rows"]})
+    return Statement.void(TAMPERED, notes) if training.settings.audit.noise != 1 else statement
 
 
 def _finish(training: Training, progress: Progress, folder: Folder, books: Bookkeeper, stopped: str | None) -> Record:
@@ -341,7 +368,7 @@ def _finish(training: Training, progress: Progress, folder: Folder, books: Bookk
     by_client = accuracy_by_client(training, server)
     accuracies = None if by_client is None else [None if a != a else round(a, 6) for a in by_client.tolist()]
     write_json(folder.clients, _client_facts(training) | {"accuracy": accuracies})
-    statement = books.statement(_notes(training))
+    statement = _statement(training, folder, server, books)
     write_json(folder.statement, statement.to_json())
     write_bytes(folder.statement.with_suffix(".md"), statement.to_markdown().encode())
     scores = test_scores(training, server) | attack_success(training, server)

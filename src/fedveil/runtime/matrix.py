@@ -81,6 +81,8 @@ def lay_out(overrides: Sequence[str], *, private: str = "dp_fedavg_local", under
                 raise Refused(f"{name}: no value was given; write {name}=a,b")
         elif name == "seed":
             seeds = [_whole("seed", only[0].partition("=")[2]) for only in expand([text])]
+        elif name == "out":
+            raise Refused("out: a matrix keeps cells, and no run folders; give its folder as --out")
         elif name.startswith("attack."):
             attacking.append(text)
         elif len(expand([text])) > 1:
@@ -156,6 +158,11 @@ def run_cell(place: Place, work: Path, parts: Mapping[str, Any]) -> Record:
     """Train one cell, and take down what the page is made of."""
     config = place.config | {"checkpoint": {"every": NEVER}}
     training = prepare(config, **parts)
+    if place.privacy != "none" and training.method.epsilon_per_weight is not None:
+        raise Refused(
+            f"privacy: {training.method.name} takes epsilon per weight and round, which is no budget of a cell; "
+            "set privacy=none, and method and privacy.epsilon for all cells"
+        )
     config["threads"] = training.threads
     work.mkdir(parents=True)
     folder = Folder(work)

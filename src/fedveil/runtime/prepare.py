@@ -35,6 +35,7 @@ from fedveil.privacy.noise import Multiplier, PerClient
 from fedveil.runtime.build import build, build_aggregate
 from fedveil.runtime.model import OWN, Task, build_objective
 from fedveil.runtime.settings import Settings
+from fedveil.runtime.watch import Watch
 
 COHORT = 10
 LEAK = (
@@ -97,6 +98,11 @@ class Training:
             1.0 / self.cohort,
         )
 
+    @cached_property
+    def watch(self) -> Watch | None:
+        """The canaries that ride along, where the settings ask for any."""
+        return Watch(self) if self.settings.audit.canaries else None
+
     @property
     def threads(self) -> int:
         """Torch threads: what was asked for, or one for a small model.
@@ -115,6 +121,7 @@ class Training:
         sizes = f.sizes
         leak = [f"WARNING: {LEAK}"] if self.method.allow_leak else []
         them = self.attackers
+        canaries = [] if self.watch is None else self.watch.remarks
         attack = [] if them is None else [f"{them.name}: {len(them.clients)} clients attack from round {them.onset} on"]
         return [
             *leak,
@@ -124,6 +131,7 @@ class Training:
             f"{self.batching.describe(sizes)}; model of {self.objective.layout.dim:,} parameters; "
             f"engine {self.engine.name} ({self.engine_reason})",
             *attack,
+            *canaries,
         ]
 
 
@@ -170,14 +178,14 @@ def prepare(
         engine, reason = choose("sequential", facts, recipe)[0], "a node trains one client"
     else:
         engine, reason = choose(settings.engine, facts, recipe)
-    attackers = _attackers(config, facts, recipe, settings.engine)
+    attackers = _attackers(config, facts, recipe, settings)
     training = Training(
         config, settings, recipe, federation, objective, engine, reason, cohort, batching, attackers=attackers
     )
     if not searched:
         if settings.sigma_per_client:
             raise Refused("sigma_per_client: it calibrates noise to a budget; leave sigma out and set privacy.epsilon")
-        return training
+        return _watched(training)
     each = _each_its_own(settings, make, recipe)
     if calibrated is None:
         from fedveil.runtime.calibrate import calibrate
@@ -188,10 +196,16 @@ def prepare(
             f"resume: this run began with {len(calibrated.values)} clients, and the data has {federation.population}; "
             "resume it with the data that it began with"
         )
-    return replace(training, method=make(calibrated), sigma=calibrated)
+    return _watched(replace(training, method=make(calibrated), sigma=calibrated))
 
 
-def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, wanted: str) -> Attackers | None:
+def _watched(training: Training) -> Training:
+    """The same, after canaries that do not fit have been refused."""
+    training.watch  # noqa: B018
+    return training
+
+
+def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, settings: Settings) -> Attackers | None:
     """The dishonest clients that the configuration asks for; None where everybody is honest."""
     node = dict(config["attack"])
     if node.get("build") is None:
@@ -202,6 +216,11 @@ def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, wanted: 
     attack = build(node, "attack")
     if not clients:
         return None
+    if onset > settings.rounds:
+        raise Refused(
+            f"attack.onset: round {onset} never comes in a run of {settings.rounds} rounds, and nobody would attack; "
+            "give an earlier one, or more rounds"
+        )
     if recipe.sums_only:
         raise Refused(
             f"attack: the clients of {recipe.name} share out the noise, and attackers bring no share of theirs, so "
@@ -211,7 +230,7 @@ def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, wanted: 
     if attack.poison is not None:
         attack.poison.fits(facts.federation)
         poisoned = Poisoned(facts.federation, clients, attack.poison, facts.seed)
-        engine, _ = choose(wanted, replace(facts, federation=poisoned), recipe)
+        engine, _ = choose(settings.engine, replace(facts, federation=poisoned), recipe)
     return Attackers(name, attack, clients, onset, share, facts.seed, engine)
 
 

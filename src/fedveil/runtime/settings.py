@@ -16,6 +16,7 @@ from fedveil.privacy.events import ACCOUNTANT_NAMES, Adjacency
 from fedveil.privacy.rng import Rng
 from fedveil.runtime.build import call
 
+LOGGERS = ("tensorboard", "mlflow")
 GROUPS = ("method", "data", "model", "attack", "aggregate", "transport", "runtime")
 
 
@@ -79,6 +80,21 @@ class Privacy:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Audit:
+    """Canaries that ride along, so that the run's claim can be audited afterwards."""
+
+    canaries: int | Literal["auto"] = 0
+    noise: float = 1.0
+
+    def __post_init__(self) -> None:
+        not_negative(**{"audit.noise": self.noise})
+        if self.canaries != "auto":
+            not_negative(**{"audit.canaries": self.canaries})
+        if self.noise != 1 and not self.canaries:
+            raise Refused("audit.noise: it spoils a claim to see whether an audit notices; set audit.canaries as well")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """Checked values of the top-level settings; see conf/config.yaml for their meaning."""
 
@@ -104,10 +120,12 @@ class Settings:
     sigma_per_client: bool | None = None
     engine: Literal["auto", "fold", "vmap", "sequential"] = "auto"
     threads: int | None = None
+    logger: str | list[str] | None = None
     evaluate: Evaluate = field(default_factory=Evaluate)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     stop: Stop = field(default_factory=Stop)
     privacy: Privacy = field(default_factory=Privacy)
+    audit: Audit = field(default_factory=Audit)
 
     def __post_init__(self) -> None:
         positive(rounds=self.rounds, lr=self.lr, server_lr=self.server_lr)
@@ -115,6 +133,8 @@ class Settings:
         if not 0 <= self.seed < 2**63:
             raise Refused(f"seed: {self.seed} is out of range; give a whole number from 0 to 2^63 - 1")
         fraction(momentum=self.momentum, server_momentum=self.server_momentum)
+        for name in [self.logger] if isinstance(self.logger, str) else self.logger or []:
+            one_of("logger", name, LOGGERS)
         for name in ("population", "cohort", "threads"):
             if getattr(self, name) is not None:
                 positive(**{name: getattr(self, name)})
@@ -129,7 +149,8 @@ class Settings:
     def read(cls, config: Mapping[str, Any]) -> Settings:
         """The settings of a resolved configuration."""
         own = {k: v for k, v in config.items() if k not in (*GROUPS, "out", "overrides", "version", "cwd")}
-        for name, kind in (("evaluate", Evaluate), ("checkpoint", Checkpoint), ("stop", Stop), ("privacy", Privacy)):
+        parts = {"evaluate": Evaluate, "checkpoint": Checkpoint, "stop": Stop, "privacy": Privacy, "audit": Audit}
+        for name, kind in parts.items():
             own[name] = call(kind, name, own.get(name, {}), {})
         settings = call(cls, "", own, {})
         assert isinstance(settings, cls)

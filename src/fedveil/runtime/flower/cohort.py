@@ -34,6 +34,8 @@ def check(training: Training) -> None:
     """Refuse what cannot be done by clients that are apart from each other."""
     if training.attackers is not None:
         raise Refused("attack: attackers are simulated in process, where they see each other; set runtime=inline")
+    if training.watch is not None:
+        raise Refused("audit.canaries: canaries are planted in process; set runtime=inline, or leave them out")
     method = training.method
     if method.on_step.remembers:
         raise Refused("runtime: a stage of on_step learns from one client for the next; set runtime=inline")

@@ -15,6 +15,19 @@ Every decryption takes both. Both servers follow the protocol and do not work to
     all of them in one process, for simulation.
 """
 
-from fedveil.transport.he.transport import Encrypted
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedveil.transport.he.transport import Encrypted
 
 __all__ = ["Encrypted"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the transport when it is first used: processes that only compute need no torch, and start at once."""
+    if name in __all__:
+        return getattr(importlib.import_module("fedveil.transport.he.transport"), name)
+    raise AttributeError(f"module 'fedveil.transport.he' has no attribute {name!r}")

@@ -40,12 +40,12 @@ def deal(parameters: Parameters) -> Keys:
     generator.create_public_key(public)
     whole = generator.secret_key()  # kept while it is read: its data would go with it
     secret = place.residues(whole.data(), primes=len(place.primes))
-    first = np.stack([_uniform(q, place.degree) for q in place.primes])
+    first = np.stack([uniform(q, place.degree) for q in place.primes])
     moduli = np.array(place.primes, np.uint64)[:, None]
     return Keys(parameters, dumped(public), place.secret(first), place.secret((secret + moduli - first) % moduli))
 
 
-def _uniform(prime: int, count: int) -> Residues:
+def uniform(prime: int, count: int) -> Residues:
     """Uniform residues: too large ones are thrown away."""
     mask, found = np.uint64(2 ** prime.bit_length() - 1), np.empty(0, np.uint64)
     while len(found) < count:
@@ -60,14 +60,14 @@ def write(keys: Keys, folder: Path) -> None:
         raise Refused(f"--out: {folder} is not empty, and old keys are not overwritten; give another folder")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
-    contents = (PUBLIC, keys.public), (SHARE, keys.controller), (SHARE, keys.computer)
-    for party, (name, data) in zip(PARTIES, contents, strict=True):
+    written = (PUBLIC, keys.public), (SHARE, keys.controller), (SHARE, keys.computer)
+    for party, (name, data) in zip(PARTIES, written, strict=True):
         (folder / party).mkdir(mode=0o700)
-        _owned(folder / party / name, data)
-        _owned(folder / party / KNOWN, orjson.dumps(keys.parameters.to_json(), option=orjson.OPT_INDENT_2))
+        owned(folder / party / name, data)
+        owned(folder / party / KNOWN, orjson.dumps(keys.parameters.to_json(), option=orjson.OPT_INDENT_2))
 
 
-def _owned(path: Path, data: bytes) -> None:
+def owned(path: Path, data: bytes) -> None:
     """Write a new file that nobody else could ever read."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
@@ -80,7 +80,7 @@ def read(folder: Path) -> Keys:
         raise Refused(f"transport.keys: the parties of {folder} have different parameters; make new keys")
     files = [folder / "clients" / PUBLIC, folder / "controller" / SHARE, folder / "computer" / SHARE]
     parameters = known["clients"]
-    keys = Keys(parameters, *(_bytes(path) for path in files))
+    keys = Keys(parameters, *(contents(path) for path in files))
     try:
         for kind, data in (("PublicKey", keys.public), ("SecretKey", keys.controller), ("SecretKey", keys.computer)):
             ring(parameters).load(kind, data)
@@ -91,12 +91,13 @@ def read(folder: Path) -> Keys:
 
 def _parameters(path: Path) -> Parameters:
     try:
-        return Parameters.from_json(orjson.loads(_bytes(path)))
+        return Parameters.from_json(orjson.loads(contents(path)))
     except orjson.JSONDecodeError:
         raise Refused(f"transport.keys: {path} is damaged; make new keys") from None
 
 
-def _bytes(path: Path) -> bytes:
+def contents(path: Path) -> bytes:
+    """A party's file, or a sentence that says why it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as why:

@@ -29,9 +29,9 @@ from fedveil.transport.masks.rejected import Malformed
 Residues = np.ndarray[Any, np.dtype[np.uint64]]
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
-_HEADER = struct.Struct("<HBBBBHQ")
+HEADER = struct.Struct("<HBBBBHQ")
 """Magic number, length of this header, version (two), compression, nothing, length of all."""
-_MAGIC = 0xA15E
+MAGIC = 0xA15E
 
 
 def seal() -> ModuleType:
@@ -45,9 +45,9 @@ def seal() -> ModuleType:
 
 
 @contextmanager
-def _scratch(data: bytes = b"") -> Iterator[tuple[str, int]]:
+def scratch(data: bytes = b"") -> Iterator[tuple[str, int]]:
     """The path of a file in memory (where there are none, of a file only we may read), and its number."""
-    if hasattr(os, "memfd_create"):
+    if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
         number = os.memfd_create("seal", os.MFD_CLOEXEC)
         path = f"/proc/self/fd/{number}"
     else:
@@ -63,7 +63,7 @@ def _scratch(data: bytes = b"") -> Iterator[tuple[str, int]]:
 
 def dumped(thing: Any) -> bytes:
     """A SEAL object as SEAL writes it."""
-    with _scratch() as (path, number):
+    with scratch() as (path, number):
         thing.save(path)
         return os.pread(number, os.fstat(number).st_size, 0)
 
@@ -90,7 +90,7 @@ class Ring:
         self.level = tuple(self.context.first_parms_id())
         self.scale = 2.0**parameters.log_scale
         self.evaluator, self._encoder = s.Evaluator(self.context), s.CKKSEncoder(self.context)
-        self._version = _HEADER.unpack_from(dumped(chosen))[2:4]
+        self._version = HEADER.unpack_from(dumped(chosen))[2:4]
 
     @property
     def levels(self) -> int:
@@ -101,7 +101,7 @@ class Ring:
         """A SEAL object from bytes that somebody sent; SEAL checks that it fits the context."""
         found = getattr(self.seal, kind)()
         try:
-            with _scratch(data) as (path, _):
+            with scratch(data) as (path, _):
                 found.load(self.context, path)
         except (RuntimeError, ValueError, MemoryError, OverflowError):
             raise Malformed(f"this is no {kind} of these parameters") from None
@@ -194,4 +194,4 @@ class Ring:
         return self._framed(struct.pack("<Q", values.size) + data)
 
     def _framed(self, body: bytes) -> bytes:
-        return _HEADER.pack(_MAGIC, _HEADER.size, *self._version, 0, 0, _HEADER.size + len(body)) + body
+        return HEADER.pack(MAGIC, HEADER.size, *self._version, 0, 0, HEADER.size + len(body)) + body

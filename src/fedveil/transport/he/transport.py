@@ -22,6 +22,9 @@ from fedveil.transport.he.messages import Session
 from fedveil.transport.he.parameters import LEAK, OPENED, Parameters
 from fedveil.transport.he.roles import Client, Computer, Controller
 
+REACH = 16.0
+"""The largest size of a coordinate where nobody says another."""
+
 
 @dataclass(frozen=True)
 class Encrypted:
@@ -30,7 +33,7 @@ class Encrypted:
     keys
         a folder of `fedveil keys new`; None: the key centre deals when a run begins, in memory.
     reach
-        the largest size of a coordinate, for keys that are dealt for the run.
+        the largest size of a coordinate, for keys that are dealt for the run (None: 16); keys of a folder have theirs.
     least
         uploads that a sum must hold, or else it stays encrypted.
     dropout
@@ -38,12 +41,18 @@ class Encrypted:
     """
 
     keys: str | None = None
-    reach: float = 16.0
+    reach: float | None = None
     least: int = 2
     dropout: float = 0.0
 
     def __post_init__(self) -> None:
-        positive(**{"transport.reach": self.reach})
+        if self.reach is not None:
+            positive(**{"transport.reach": self.reach})
+            if self.keys is not None:
+                raise Refused(
+                    "transport.reach: the keys of transport.keys were dealt for a reach of their own; leave it out, or "
+                    f"make new keys with `fedveil keys new --reach {self.reach:g}`"
+                )
         fraction(**{"transport.dropout": self.dropout})
         if self.least < 2:
             raise Refused(f"transport.least: a sum of {self.least} upload hides nothing; give 2 or more")
@@ -101,7 +110,9 @@ class Encrypted:
         return Delivery(sums, sent, arrived, float(total[-1]) * top)
 
     def _keys(self, clients: int) -> Keys:
-        keys = _dealt(_room(clients), self.reach) if self.keys is None else _kept(str(Path(self.keys).absolute()))
+        keys = (
+            _dealt(_room(clients), self.reach or REACH) if self.keys is None else _kept(str(Path(self.keys).absolute()))
+        )
         if clients > keys.parameters.clients:
             raise Refused(
                 f"transport.keys: these keys are for sums of {keys.parameters.clients} clients, and {clients} take "

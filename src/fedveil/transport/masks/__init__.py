@@ -18,7 +18,21 @@ What the rest of FedVeil sees of it:
 Weighted means: the server gets Σ c_k·x_k and Σ c_k with c_k = w_k / max w, both masked.
 """
 
-from fedveil.transport.masks.plan import Plan
-from fedveil.transport.masks.transport import Masks
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedveil.transport.masks.plan import Plan
+    from fedveil.transport.masks.transport import Masks
 
 __all__ = ["Masks", "Plan"]
+_PLACES = {"Masks": "transport", "Plan": "plan"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import them when they are first used: processes that only compute need no torch, and start at once."""
+    if name in _PLACES:
+        return getattr(importlib.import_module(f"fedveil.transport.masks.{_PLACES[name]}"), name)
+    raise AttributeError(f"module 'fedveil.transport.masks' has no attribute {name!r}")

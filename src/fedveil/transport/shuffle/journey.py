@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from torch import Tensor
 
 from fedveil.core.errors import Aborted, Refused, fraction, not_negative, one_of
 from fedveil.core.flat import Layout
@@ -104,7 +105,9 @@ class Shuffle:
         else:
             totals, counts, sent, refused = _unsealed(uploads, codecs, lengths, came, least, ctx.round)
         ctx.log["parts"] = self.note(clients, int(came.sum()), counts, refused)
-        return self.delivery(codecs, totals, counts, clients, sent)
+        found = self.delivery(codecs, totals, counts, clients, sent)
+        here = {name: mean.to(uploads[name].value.device) for name, mean in found.uploads.items()}
+        return replace(found, uploads=here)
 
     def forms(self, uploads: Mapping[str, Signal], layout: Layout) -> tuple[dict[str, Codec], list[int]]:
         """How each channel is cut, and the length of a report about each position."""
@@ -207,6 +210,7 @@ def open_batches(
         place = batch.position
         if batch.round != number or place >= len(places):
             raise Malformed(f"a batch is about round {batch.round}, position {place}")
+        codec, piece = places[place]
         reports = []
         for sealed in batch.sealed:
             try:
@@ -214,10 +218,13 @@ def open_batches(
             except Malformed:
                 spoilt["not sealed to the server"] += 1
                 continue
-            if len(report) == lengths[place]:
+            if len(report) != lengths[place]:
+                spoilt["another length"] += 1
+            elif not codec.readable(report):
+                spoilt["not finite"] += 1
+            else:
                 reports.append(report)
         if reports:
-            codec, piece = places[place]
             totals[ends[place] - codec.sizes[piece] : ends[place]] = codec.total(piece, reports)
             counts[place] = len(reports)
     return totals, counts, spoilt
@@ -255,7 +262,7 @@ def weights_on_the_wire(lengths: Rows, number: int) -> Rows:
     return np.asarray(len(Part(number, 0, b"").encode()) + extra + sealed)
 
 
-def _means(codecs: Mapping[str, Codec], totals: Rows, counts: Rows) -> dict[str, Any]:
+def _means(codecs: Mapping[str, Codec], totals: Rows, counts: Rows) -> dict[str, Tensor]:
     out, place, coordinate = {}, 0, 0
     for name, codec in codecs.items():
         here = counts[place : place + len(codec.sizes)]

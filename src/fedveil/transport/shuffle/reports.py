@@ -48,6 +48,12 @@ class Codec:
         value = signal.value if self.levels is None else signal.value == self.levels[1]
         return value.cpu().numpy()
 
+    def readable(self, report: bytes) -> bool:
+        """Whether a report is made of finite numbers, as any bits are; one that is not would spoil a whole sum."""
+        if self.levels is not None:
+            return True
+        return bool(np.isfinite(np.frombuffer(report, dtype=_NUMPY[self.dtype])).all())
+
     def total(self, piece: int, reports: Sequence[bytes]) -> Rows:
         """What reports about one piece add up to in each coordinate: upper values counted, or numbers summed.
 

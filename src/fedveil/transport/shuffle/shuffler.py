@@ -148,7 +148,9 @@ def _process() -> subprocess.Popen[bytes]:
     if not _running or _running[0].poll() is not None:
         _stop()
         command = [sys.executable, "-m", "fedveil.transport.shuffle"]
-        _running.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
+        # In a session of its own, so that Ctrl-C reaches the run alone: the shuffler ends with its input.
+        pipe = subprocess.PIPE
+        _running.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True))
     return _running[0]
 
 

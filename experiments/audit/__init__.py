@@ -1,0 +1,1 @@
+"""Do audits find what they should, and only that? Honest runs, and runs whose noise was spoilt."""
