@@ -74,3 +74,25 @@ def test_sites_whose_columns_differ_are_refused(tmp_path):
     table(tmp_path / "1.csv", 1, columns="a,c,y")
     with pytest.raises(Refused, match=r"2 of 3 clients|columns"):
         deploy(grid, settings(tmp_path))
+
+
+def test_a_node_is_the_client_that_it_is_registered_as(tmp_path):
+    class Info:
+        def __init__(self, node_id, name):
+            self.node_id, self.name = node_id, name
+
+    names = ["north", "south", "west"]
+    grid = sites(tmp_path)
+    grid.get_nodes = lambda: [Info(100 + k, name) for k, name in enumerate(names)]
+    run = settings(tmp_path) | {"sites": "north,south,west"}
+    assert orjson.loads(deploy(grid, run).summary.read_bytes())["rounds"] == 8
+    names[1] = "west"  # registered as another than the one that it says it is
+    with pytest.raises(Refused, match="2 of 3 clients"):
+        deploy(grid, run | {"folder": str(tmp_path / "other")})
+
+
+def test_a_site_that_cannot_read_its_file_is_heard(tmp_path):
+    grid = sites(tmp_path)
+    (tmp_path / "1.csv").unlink()
+    with pytest.raises(Refused, match=r"2 of 3 clients .* a node says: .*1\.csv"):
+        deploy(grid, settings(tmp_path))
