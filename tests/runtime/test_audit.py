@@ -164,7 +164,7 @@ def test_secret_noise_and_hidden_uploads_are_audited_too(tmp_path, kind):
 
 def test_a_blind_audit_does_not_hold(tmp_path):
     """Shrinking in every step takes out what is not larger than the noise that should be there."""
-    run(tmp_path / "run", {"method": {"name": "dp_fed_stein", "algorithm_variant": 2, "sigma": 4.9}}, rounds=20)
+    run(tmp_path / "run", {"method": {"name": "dp_fed_stein", "algorithm_variant": 2, "sigma": 4.9}}, rounds=12)
     assert fedveil.audit(tmp_path / "run").verdict == "holds"
     found = fedveil.audit(tmp_path / "run", power=True)
     assert found.powerless and found.verdict == "no power"
