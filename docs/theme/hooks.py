@@ -84,6 +84,11 @@ def on_page_content(html: str, **_: Any) -> str:
     return re.sub(r'<(?P<tag>div|span) class="arithmatex">(?P<tex>.*?)</(?P=tag)>', math, html, flags=re.S)
 
 
+def on_post_page(output: str, *, page: Any, **_: Any) -> str:
+    """Say which language a page is in, so that browsers choose fonts and voices that have it."""
+    return output.replace('<html lang="en"', '<html lang="zh"', 1) if page.file.src_uri.startswith("zh/") else output
+
+
 def on_post_build(config: Any, **_: Any) -> None:
     """Make Chinese findable, a character at a time; refuse a page that would load something from elsewhere."""
     index = Path(config["site_dir"]) / "search" / "search_index.json"
