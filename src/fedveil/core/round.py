@@ -134,13 +134,9 @@ def arrive(
     """The journey and the server's half of a round; ``ctx`` is that of the clients.
 
     Rows that the server cannot use, and those of which something else arrived (``instead``), take no part: they are
-<<<<<<< HEAD
     logged, the others' weights sum to one without them, and a round that nobody is left of is aborted. Where noise at
     the server was planned for a rule on so many rows, zeros stand in their places, as in the neighbours' data.
     ``carry`` stands for the transport's own journey where clients are elsewhere.
-=======
-    logged, the others' weights sum to one without them, and a round that nobody is left of is aborted.
->>>>>>> issue-rv
     """
     kept: Tensor | None = None
     if found := faults(uploads, instead or {}):
