@@ -19,7 +19,7 @@ from fedveil.transport.duo import wide
 from fedveil.transport.duo.bits import digits
 from fedveil.transport.duo.dealer import ServerKeys
 from fedveil.transport.duo.fixed import SHARE
-from fedveil.transport.duo.lattice import Ring, product, ring
+from fedveil.transport.duo.lattice import Encryptor, Ring, product, ring
 from fedveil.transport.duo.parameters import SCALARS
 from fedveil.transport.duo.party import Party
 from fedveil.transport.duo.wide import RING, Wide
@@ -85,12 +85,8 @@ class Controller(Side):
         if len(body) != wide.SIZE * n:
             raise Malformed("masked shares of another number of clients")
         seen = [int(v) for v in (shares + wide.load(body)) % RING]
-        encryptor = place.seal.Encryptor(place.context, place.load("PublicKey", self.keys.scalars_public))
-        zero = place.seal.Ciphertext()
-        encryptor.encrypt_zero(place.identity[SCALARS.levels], zero)
-        parts = place.parts(zero)
-        parts[0] = place.plus(parts[0], self._sum(seen, n))
-        party.link.send("cipher", place.packed(parts))
+        encrypt = Encryptor(place, self.keys.scalars_public)
+        party.link.send("cipher", place.packed(encrypt(self._sum(seen, n)[None])[0]))
         scale, levels = np.frombuffer(party.link.receive("tell:scale"), np.float64)
         rest = place.unpacked(party.link.receive("cipher"), 1, int(levels))[0]
         half = [int(v) for v in np.frombuffer(party.link.receive("masked"), np.uint64)]
