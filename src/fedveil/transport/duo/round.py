@@ -113,7 +113,10 @@ class Round:
             seats = [seat for seat, _ in uploads]
             self.link.send("tell:seats", msgpack.packb(seats))
             return seats
-        seats = msgpack.unpackb(self.link.receive("tell:seats"))
+        try:
+            seats = msgpack.unpackb(self.link.receive("tell:seats"))
+        except (ValueError, msgpack.UnpackException):
+            seats = None
         if not isinstance(seats, list) or not all(type(seat) is int for seat in seats) or len(set(seats)) < len(seats):
             raise Malformed("a list of clients that is none")
         if not 2 <= len(seats) <= self.plan.clients:
