@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgpack
 import numpy as np
@@ -114,7 +114,7 @@ class Round:
             self.link.send("tell:seats", msgpack.packb(seats))
             return seats
         try:
-            seats = msgpack.unpackb(self.link.receive("tell:seats"))
+            seats: Any = msgpack.unpackb(self.link.receive("tell:seats"))
         except (ValueError, msgpack.UnpackException):
             seats = None
         if not isinstance(seats, list) or not all(type(seat) is int for seat in seats) or len(set(seats)) < len(seats):
