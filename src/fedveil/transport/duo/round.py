@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgpack
 import numpy as np
@@ -113,7 +113,10 @@ class Round:
             seats = [seat for seat, _ in uploads]
             self.link.send("tell:seats", msgpack.packb(seats))
             return seats
-        seats = msgpack.unpackb(self.link.receive("tell:seats"))
+        try:
+            seats: Any = msgpack.unpackb(self.link.receive("tell:seats"))
+        except (ValueError, msgpack.UnpackException):
+            seats = None
         if not isinstance(seats, list) or not all(type(seat) is int for seat in seats) or len(set(seats)) < len(seats):
             raise Malformed("a list of clients that is none")
         if not 2 <= len(seats) <= self.plan.clients:
