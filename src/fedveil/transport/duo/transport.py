@@ -62,7 +62,7 @@ class Duo:
     beta: float = 1e-6
     hide_s: bool = False
     retries: int = 1
-    patience: float = 120.0
+    patience: float = 600.0
     clip: float | None = None
     noise_std: float = 0.0
 
