@@ -41,7 +41,7 @@ class Command:
         self.ports |= listening(self.family)
 
     def end(self):
-        out, _ = self.process.communicate(timeout=120)
+        out, _ = self.process.communicate(timeout=280)
         self.lines.append(out)
         return self.process.returncode
 
@@ -158,3 +158,20 @@ def test_a_cluster_that_is_not_there_is_named_in_one_sentence(tmp_path):
     run = Command("run", *SETTINGS, *FLOWER, "runtime.ray_address=127.0.0.1:1", "rounds=1", cwd=tmp_path)
     assert run.end() == 2 and "runtime.ray_address: no Ray on 127.0.0.1:1" in run.lines[-1]
     assert "Traceback" not in run.lines[-1] and run.left() == (set(), set())
+
+
+@pytest.mark.slow
+def test_a_cluster_of_two_machines_is_used_and_left_as_it_was(tmp_path):
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000})
+    try:
+        cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
+        run = Command("run", *SETTINGS, "runtime=flower", f"runtime.ray_address={cluster.address}", "rounds=3", "out=run",
+                      cwd=tmp_path)  # fmt: skip
+        assert run.end() == 0, run.lines
+        same(in_process(training_of(*SETTINGS, "rounds=3"), tmp_path / "here")[2], Folder(tmp_path / "run"), 1e-6)
+        assert all(node.any_processes_alive() for node in cluster.list_all_nodes())
+    finally:
+        cluster.shutdown()

@@ -1,8 +1,11 @@
 """The same method and seed give the same model and the same ledger, in process and over nodes."""
 
 import pytest
-from tests.flower.common import in_process, over_nodes, same, training_of
+from tests.flower.common import grid_for, in_process, over_nodes, same, training_of
 from tests.support import require
+
+from fedveil.transport.he.keys import deal, write
+from fedveil.transport.he.parameters import Parameters
 
 require("flwr")
 
@@ -53,3 +56,17 @@ def test_ldp_fl_with_a_shuffler_on_a_node(tmp_path, mechanism, perturb):
     _, _, there, grid = over_nodes(training, tmp_path / "there")
     same(here, there, 1e-6)
     assert {kind for kind, _, _ in grid.seen} == {"query.hello", "query.open", "train", "query.shuffle"}
+
+
+def test_an_encrypted_sum_with_both_servers_on_nodes(tmp_path):
+    require("tenseal")
+    write(deal(Parameters(4, 16.0)), tmp_path / "keys")
+    training = training_of("method=fedavg", "transport=he", f"transport.keys={tmp_path / 'keys'}", "rounds=2")
+    _, _, here = in_process(training, tmp_path / "here")
+    grid = grid_for(training)
+    for context in grid.contexts.values():
+        if "role" in context.node_config:
+            context.node_config["keys"] = str(tmp_path / "keys")
+    _, _, there, _ = over_nodes(training, tmp_path / "there", grid)
+    same(here, there, 1e-5)  # floods differ
+    assert there.read_events()[0]["he"]["arrived"] == 4

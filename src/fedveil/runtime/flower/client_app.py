@@ -13,7 +13,7 @@ from flwr.clientapp import ClientApp
 
 from fedveil.core.errors import Refused
 from fedveil.core.parts import Uploads
-from fedveil.runtime.flower import masked, shuffled
+from fedveil.runtime.flower import encrypted, masked, shuffled
 from fedveil.runtime.flower.keeping import remember
 from fedveil.runtime.flower.messages import (
     Envelopes,
@@ -31,6 +31,7 @@ from fedveil.runtime.flower.messages import (
 from fedveil.runtime.flower.node import made, place_of, run_of, tensors_of, train
 from fedveil.runtime.flower.sites import own_data
 from fedveil.runtime.prepare import Training
+from fedveil.transport.he import Encrypted
 from fedveil.transport.shuffle import Shuffle
 
 NUMBERS = ("number", "partition-id")
@@ -94,6 +95,8 @@ def _hidden(training: Training, order: Order, uploads: Uploads, context: Context
     """An upload that the server must not see, in a frame of its transport."""
     if isinstance(training.method.transport, Shuffle):
         return shuffled.upload(training, order, uploads, context)
+    if isinstance(training.method.transport, Encrypted):
+        return encrypted.upload(training, order, uploads, context)
     return masked.upload(training, order, uploads, context)
 
 
@@ -123,3 +126,9 @@ def opened(message: Message, context: Context) -> Message:
 def shuffle(message: Message, context: Context) -> Message:
     """The shuffler: the round's envelopes."""
     return Message(encode(shuffled.finish(decode(Envelopes, message.content)[0], context)), reply_to=message)
+
+
+@app.query("sum")
+def sums(message: Message, context: Context) -> Message:
+    """The computer and the controller: their part of an encrypted sum."""
+    return Message(encode(encrypted.serve(decode(Frame, message.content, limit=2**31)[0], context)), reply_to=message)

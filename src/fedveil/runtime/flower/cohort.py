@@ -16,13 +16,14 @@ from fedveil.core.stage import Context
 from fedveil.privacy.ledger import Line
 from fedveil.runtime.accounting import Bookkeeper
 from fedveil.runtime.checkpoint import Progress
-from fedveil.runtime.flower import masked, shuffled
+from fedveil.runtime.flower import encrypted, masked, shuffled
 from fedveil.runtime.flower.facts import filled, foresee, travels
 from fedveil.runtime.flower.messages import Malformed, Order, Shapes, Trained, decode, encode
 from fedveil.runtime.flower.node import PUBLIC, UPPER, kinds, pack_settings
 from fedveil.runtime.flower.nodes import Nodes
 from fedveil.runtime.inline import Record, sent_down
 from fedveil.runtime.prepare import Training
+from fedveil.transport.he import Encrypted
 from fedveil.transport.masks import Masks
 from fedveil.transport.shuffle import Shuffle
 
@@ -50,16 +51,21 @@ def check(training: Training) -> None:
         masked.check(transport)
     elif isinstance(transport, Shuffle):
         shuffled.check(transport)
+    elif isinstance(transport, Encrypted):
+        encrypted.check(transport)
     elif "each" not in transport.reveals:
         raise Refused(
-            f"transport: {type(transport).__name__} has no parties on Flower nodes; use transport=plain, masks or "
-            "shuffle, or set runtime=inline"
+            f"transport: {type(transport).__name__} has no parties on Flower nodes; use transport=plain, masks, he "
+            "or shuffle, or set runtime=inline"
         )
 
 
 def roles(training: Training) -> tuple[str, ...]:
     """Parties beside clients and server, each on a node of its own."""
-    return (shuffled.ROLE,) if isinstance(training.method.transport, Shuffle) else ()
+    transport = training.method.transport
+    if isinstance(transport, Encrypted):
+        return encrypted.ROLES
+    return (shuffled.ROLE,) if isinstance(transport, Shuffle) else ()
 
 
 @dataclass(eq=False)
@@ -143,6 +149,10 @@ class Round:
         settings = self.cohort.settings
         if isinstance(transport, Shuffle):
             return lambda uploads, weights, ctx: shuffled.carried(
+                transport, self.nodes, self.frames, uploads, weights, ctx
+            )
+        if isinstance(transport, Encrypted):
+            return lambda uploads, weights, ctx: encrypted.carried(
                 transport, self.nodes, self.frames, uploads, weights, ctx
             )
         assert isinstance(transport, Masks)  # check() has refused the others

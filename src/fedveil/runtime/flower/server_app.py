@@ -28,6 +28,7 @@ from fedveil.runtime.flower.sites import at_server
 from fedveil.runtime.folder import Folder
 from fedveil.runtime.inline import Listener, Record, train
 from fedveil.runtime.prepare import Training, prepare
+from fedveil.transport.he import Encrypted
 
 WAIT = 300.0
 PATIENCE = 600.0
@@ -79,6 +80,11 @@ def deploy(grid: Any, run_config: Any, listeners: Sequence[Listener] = ()) -> Fo
             "privacy.rng=secure between real sites"
         )
     nodes.wait_for(count, frozenset(roles(training)), seconds=wait)
+    if isinstance(training.method.transport, Encrypted):
+        raise Refused(
+            "transport: he has its keys in one folder, which would give this server both shares of the secret key; use "
+            "masks between real sites, and he in a simulation"
+        )
     config["threads"] = training.threads
     if not begun:
         folder.save_config(config)

@@ -20,6 +20,7 @@ from fedveil.core.stage import Context
 from fedveil.transport.he.keys import Keys, deal, read
 from fedveil.transport.he.messages import Session
 from fedveil.transport.he.parameters import LEAK, OPENED, Parameters
+from fedveil.transport.he.ring import Floats
 from fedveil.transport.he.roles import Client, Computer, Controller
 
 REACH = 16.0
@@ -83,30 +84,44 @@ class Encrypted:
         """
         if list(ctx.clients) == [None]:  # nobody came: there is nobody to run the protocol with
             return Delivery({name: s.value * float(weights[0]) for name, s in uploads.items()}, 0)
-        n = len(weights)
-        if n < self.least:
-            raise Aborted(f"{n} clients were drawn, fewer than transport.least={self.least}; take larger cohorts")
-        counts = (weights / weights.max()).double()
-        rows = torch.cat([s.value.detach().double().cpu() for s in uploads.values()], dim=1) * counts[:, None]
-        rows = torch.cat([rows, counts[:, None]], dim=1)
+        n = self.enough(len(weights))
+        rows = self.rows(uploads, weights / weights.max())
         keys = self._keys(n)
         session = Session(os.urandom(16), keys.parameters, n, rows.shape[1])
         computer = Computer(session, keys.computer, self.least)
         sent = 0
-        for seat in self._stay(n, ctx):
-            frame = Client(session, seat, keys.public).upload(rows[seat].numpy())
+        for seat in self.stay(n, ctx):
+            frame = Client(session, seat, keys.public).upload(rows[seat])
             sent += len(frame)
             computer.receive(frame)
         opening = computer.close()
         controller = Controller(session, keys.controller)
         total = controller.open(opening)
-        ctx.log["he"] = {"blocks": session.blocks, "arrived": len(controller.seats), "between_servers": len(opening)}
+        ctx.log["he"] = note(session, controller.seats, len(opening))
+        return self.delivery(total, controller.seats, uploads, weights, sent)
+
+    def enough(self, n: int) -> int:
+        """Refuse rounds of so few clients that a sum would hide nobody."""
+        if n < self.least:
+            raise Aborted(f"{n} clients were drawn, fewer than transport.least={self.least}; take larger cohorts")
+        return n
+
+    def rows(self, uploads: Mapping[str, Signal], counts: Tensor) -> Floats:
+        """What clients encrypt: c_k x_k and c_k."""
+        counts = counts.double()
+        values = torch.cat([s.value.detach().double().cpu() for s in uploads.values()], dim=1) * counts[:, None]
+        return torch.cat([values, counts[:, None]], dim=1).numpy()
+
+    def delivery(
+        self, total: Floats, seats: list[int], uploads: Mapping[str, Signal], weights: Tensor, sent: int
+    ) -> Delivery:
+        """What the sum over these seats says; of ``uploads`` it reads lengths alone."""
         top, sums, start = float(weights.max()), {}, 0
         for name, signal in uploads.items():
             part = torch.from_numpy(np.ascontiguousarray(total[start : start + signal.dim]))
             sums[name] = (part * top)[None, :].to(signal.value)
             start += signal.dim
-        arrived = None if len(controller.seats) == n else torch.tensor(controller.seats)
+        arrived = None if len(seats) == len(weights) else torch.tensor(seats)
         return Delivery(sums, sent, arrived, float(total[-1]) * top)
 
     def _keys(self, clients: int) -> Keys:
@@ -120,13 +135,18 @@ class Encrypted:
             )
         return keys
 
-    def _stay(self, n: int, ctx: Context) -> list[int]:
+    def stay(self, n: int, ctx: Context) -> list[int]:
         """Who does not drop out of this simulated round."""
         if not self.dropout:
             return list(range(n))
         assert ctx.chance is not None
         lost = math.floor(self.dropout * n) + int(ctx.chance.random() < self.dropout * n % 1)
         return sorted(set(range(n)) - set(ctx.chance.choice(n, lost, replace=False).tolist()))
+
+
+def note(session: Session, seats: list[int], between: int) -> dict[str, int]:
+    """What the round's line says of a sum."""
+    return {"blocks": session.blocks, "arrived": len(seats), "between_servers": between}
 
 
 def _room(clients: int) -> int:
