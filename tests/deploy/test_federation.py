@@ -182,7 +182,8 @@ def test_nothing_outlives_a_process_that_was_killed(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_shuffler_is_a_party_of_its_own(tmp_path):
-    with federation(tmp_path, "method=ldp_fl", "rounds=2", "transport=shuffle", roles=("shuffler",)) as machines:
+    weights = ("method=ldp_fl", "rounds=2", "transport=shuffle", "privacy.epsilon=1")
+    with federation(tmp_path, *weights, roles=("shuffler",)) as machines:
         started(machines)
         until(machines.finished, 400, "the run ends")
         assert machines.summary()["rounds"] == 2
@@ -201,7 +202,7 @@ def test_no_network_is_needed_beyond_the_federation():
     test = f"{__file__}::test_registered_sites_train_and_nobody_else_gets_in"
     command = f"{alone} && {sys.executable} -m pytest -q -n 0 -p no:cacheprovider '{test}'"
     done = subprocess.run(["unshare", "-rn", "bash", "-c", command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout[-3000:]
+    assert done.returncode == 0 and done.stdout.startswith("."), done.stdout[-3000:]
 
 
 def of_three(tmp_path):
