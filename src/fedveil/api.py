@@ -21,7 +21,7 @@ from fedveil.report.html import write_report
 from fedveil.report.loggers import loggers
 from fedveil.runtime import audit as audits
 from fedveil.runtime.calibrate import load_noise, save_noise
-from fedveil.runtime.choice import carry_out
+from fedveil.runtime.choice import carry_out, ready
 from fedveil.runtime.config import Config, resolve
 from fedveil.runtime.config import load as load_config
 from fedveil.runtime.evaluate import score
@@ -78,7 +78,7 @@ def start(config: Config, *, out: str | Path | None = None, listeners: Sequence[
         config["overrides"] = None  # no command line says all of it
     for name, value in own.items():
         config[name] = OWN if name == "loss" else {OWN: type(value).__name__}
-    training = prepare(config, **own)
+    training = ready(prepare(config, **own))
     config["threads"] = training.threads  # sums depend on it, so a resumed run must use as many
     followers = [*listeners, *loggers(training.settings.logger)]
     label = f"{training.method.name}-{training.federation.name}-s{training.settings.seed}"
@@ -96,7 +96,7 @@ def resume(folder: str | Path, *, listeners: Sequence[Listener] = (), **own: Any
     it began with, as far as the budget reaches.
     """
     place = Folder.existing(folder)
-    training = prepare(load_config(place.config), calibrated=load_noise(place), **own)
+    training = ready(prepare(load_config(place.config), calibrated=load_noise(place), **own))
     followers = [*listeners, *loggers(training.settings.logger)]
     return _carry_out(training, place, resume=True, listeners=followers)
 

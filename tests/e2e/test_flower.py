@@ -11,6 +11,7 @@ import pytest
 from tests.flower.common import in_process, same, training_of
 from tests.support import require
 
+from fedveil import run
 from fedveil.runtime.folder import Folder
 
 require("flwr")
@@ -87,12 +88,12 @@ def listening(processes):
 
 def test_an_interrupted_simulation_goes_on_and_leaves_nothing_behind(tmp_path):
     before = set(Path("/tmp").glob("fv*"))
-    run = Command("run", *SETTINGS, *FLOWER, "rounds=100", "out=run", cwd=tmp_path)
-    run.until("round 10/")
-    assert len(run.family) >= 4 and run.ports  # Ray is really there
-    os.killpg(run.process.pid, signal.SIGINT)
-    assert run.end() == 130 and "go on with `fedveil resume" in run.lines[-1]
-    assert run.left() == (set(), set())
+    command = Command("run", *SETTINGS, *FLOWER, "rounds=100", "out=run", cwd=tmp_path)
+    command.until("round 10/")
+    assert len(command.family) >= 4 and command.ports  # Ray is really there
+    os.killpg(command.process.pid, signal.SIGINT)
+    assert command.end() == 130 and "go on with `fedveil resume" in command.lines[-1]
+    assert command.left() == (set(), set())
     folder = Folder(tmp_path / "run")
     done = len(folder.read_events())
     assert 10 <= done < 100
@@ -122,42 +123,51 @@ def test_nothing_is_left_behind_after_a_failure(tmp_path, how):
         "        return super().forward(x)\n"
     )
     settings = [s for s in SETTINGS if not s.startswith("model")]
-    run = Command("run", *settings, *FLOWER, "model=nets:Net", "rounds=500", "out=run", cwd=tmp_path)
-    run.until("round 10/")
+    command = Command("run", *settings, *FLOWER, "model=nets:Net", "rounds=500", "out=run", cwd=tmp_path)
+    command.until("round 10/")
     if how == "term":
-        run.process.send_signal(signal.SIGTERM)
+        command.process.send_signal(signal.SIGTERM)
     else:
         (tmp_path / "broken").touch()
-    assert run.end() == (130 if how == "term" else 1)
-    assert run.left() == (set(), set())
+    assert command.end() == (130 if how == "term" else 1)
+    assert command.left() == (set(), set())
+
+
+METHODS = {
+    "fedavg": ("method=fedavg",),
+    "scaffold": ("method=scaffold",),
+    "dp_fedavg_local": ("method=dp_fedavg_local", "algorithm_variant=step_noise", "clip_norm=1", "sigma=1"),
+    "dp_scaffold_stein": ("method=dp_scaffold_stein", "clip_norm=1", "sigma=1"),
+    "dp_fedavg_central": ("method=dp_fedavg_central", "clip_norm=1", "sigma=1"),
+    "ddp_fedavg": ("method=ddp_fedavg", "transport=masks", "clip_norm=1", "sigma=1", "population=12", "cohort=10"),
+    "ldp_fl": ("method=ldp_fl", "transport=shuffle", "privacy.epsilon=2", "split=layer"),
+}
+
+
+@pytest.fixture(scope="module")
+def ray_address():
+    """A Ray that stays between runs, so that they only bring their workers."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000})
+    yield cluster.address
+    cluster.shutdown()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-10)])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ("method=fedavg",),
-        ("method=scaffold",),
-        ("method=dp_fedavg_local", "algorithm_variant=step_noise", "clip_norm=1", "sigma=1"),
-        ("method=dp_scaffold_stein", "clip_norm=1", "sigma=1"),
-        ("method=dp_fedavg_central", "clip_norm=1", "sigma=1"),
-        ("method=ddp_fedavg", "transport=masks", "clip_norm=1", "sigma=1", "population=12", "cohort=10"),
-        ("method=ldp_fl", "transport=shuffle", "privacy.epsilon=2", "split=layer"),
-    ],
-    ids=lambda settings: settings[0].removeprefix("method=") if isinstance(settings, tuple) else None,
-)
-def test_every_method_gives_the_same_run_on_ray(tmp_path, settings, dtype, tolerance):
-    words = (*SETTINGS[1:], *settings, f"dtype={dtype}", "rounds=3")
-    run = Command("run", *words, *FLOWER, "out=run", cwd=tmp_path)
-    assert run.end() == 0, run.lines
-    same(in_process(training_of(*words), tmp_path / "here")[2], Folder(tmp_path / "run"), tolerance)
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_gives_the_same_run_on_ray(tmp_path, ray_address, method, dtype, tolerance):
+    words = (*SETTINGS[1:], *METHODS[method], f"dtype={dtype}", "rounds=3")
+    run(*words, "runtime=flower", f"runtime.ray_address={ray_address}", out=tmp_path / "there")
+    same(in_process(training_of(*words), tmp_path / "here")[2], Folder(tmp_path / "there"), tolerance)
 
 
 def test_a_cluster_that_is_not_there_is_named_in_one_sentence(tmp_path):
-    run = Command("run", *SETTINGS, *FLOWER, "runtime.ray_address=127.0.0.1:1", "rounds=1", cwd=tmp_path)
-    assert run.end() == 2 and "runtime.ray_address: no Ray on 127.0.0.1:1" in run.lines[-1]
-    assert "Traceback" not in run.lines[-1] and run.left() == (set(), set())
+    command = Command("run", *SETTINGS, *FLOWER, "runtime.ray_address=127.0.0.1:1", "rounds=1", cwd=tmp_path)
+    assert command.end() == 2 and "runtime.ray_address: no Ray on 127.0.0.1:1" in command.lines[-1]
+    assert "Traceback" not in command.lines[-1] and command.left() == (set(), set())
 
 
 @pytest.mark.slow
@@ -168,9 +178,9 @@ def test_a_cluster_of_two_machines_is_used_and_left_as_it_was(tmp_path):
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000})
     try:
         cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
-        run = Command("run", *SETTINGS, "runtime=flower", f"runtime.ray_address={cluster.address}", "rounds=3", "out=run",
+        command = Command("run", *SETTINGS, "runtime=flower", f"runtime.ray_address={cluster.address}", "rounds=3", "out=run",
                       cwd=tmp_path)  # fmt: skip
-        assert run.end() == 0, run.lines
+        assert command.end() == 0, command.lines
         same(in_process(training_of(*SETTINGS, "rounds=3"), tmp_path / "here")[2], Folder(tmp_path / "run"), 1e-6)
         assert all(node.any_processes_alive() for node in cluster.list_all_nodes())
     finally:

@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
-from tests.flower.common import grid_for, in_process, over_nodes, releases, same, training_of
+from tests.flower.common import SMALL, grid_for, in_process, over_nodes, releases, same, training_of
 
+import fedveil
 from fedveil.core.errors import Refused
 from fedveil.privacy.ledger import Ledger
+from fedveil.runtime import choice
 from fedveil.runtime.flower.cohort import check
 from fedveil.runtime.flower.messages import RAW, Trained, decode, encode, written
 
@@ -225,3 +227,18 @@ def test_under_privacy_nothing_about_a_client_is_told_beside_its_upload(tmp_path
 def test_what_nodes_cannot_do_is_refused_in_one_sentence(settings, words):
     with pytest.raises(Refused, match=words):
         check(training_of(*settings))
+
+
+def test_without_flower_a_person_is_told_how_to_get_it(monkeypatch):
+    monkeypatch.setattr(choice, "find_spec", lambda name: None)
+    with pytest.raises(Refused, match=r"pip install 'fedveil\[flower\]'"):
+        fedveil.run("runtime=flower", *SMALL)
+
+
+def test_parts_from_a_python_session_are_refused_before_anything_is_started(tmp_path):
+    with pytest.raises(Refused, match="model: nodes build their parts themselves"):
+        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+        fedveil.run("runtime=flower", *SMALL, model=net, out=tmp_path / "run")
+    with pytest.raises(Refused, match="Duo has no parties on Flower nodes"):
+        fedveil.run("runtime=flower", *SMALL, "method=apa_fl", "move_norm=1", "sigma=1", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -4,6 +4,7 @@ import pytest
 from tests.flower.common import grid_for, in_process, over_nodes, same, training_of
 from tests.support import require
 
+from fedveil.privacy.noise import PerClient
 from fedveil.transport.he.keys import deal, write
 from fedveil.transport.he.parameters import Parameters
 
@@ -70,3 +71,35 @@ def test_an_encrypted_sum_with_both_servers_on_nodes(tmp_path):
     _, _, there, _ = over_nodes(training, tmp_path / "there", grid)
     same(here, there, 1e-5)  # floods differ
     assert there.read_events()[0]["he"]["arrived"] == 4
+
+
+@pytest.mark.parametrize("method", ["fedavg", "dp_fedavg_central", "scaffold"])
+def test_poisson_cohorts_to_which_nobody_may_come(tmp_path, method):
+    training = training_of(*PLAIN[method], "selection=poisson", "cohort=1", "rounds=6", "seed=3")
+    _, _, here = in_process(training, tmp_path / "here")
+    _, _, there, _ = over_nodes(training, tmp_path / "there")
+    same(here, there, 1e-6)
+    assert any(not event["clients"] for event in there.read_events())
+
+
+def test_statistics_of_normalisation_layers_and_momentum_at_clients(tmp_path, monkeypatch):
+    (tmp_path / "normal_nets.py").write_text(
+        "import torch\n"
+        "def net(input_shape, classes):\n"
+        "    parts = torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, classes)\n"
+        "    return torch.nn.Sequential(*parts)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    training = training_of("method=fedavg", "model=normal_nets:net", "client_momentum=0.5", "server_momentum=0.5")
+    _, _, here = in_process(training, tmp_path / "here")
+    _, _, there, _ = over_nodes(training, tmp_path / "there")
+    same(here, there, 1e-6)
+
+
+@pytest.mark.slow
+def test_noise_that_differs_by_client(tmp_path):
+    training = training_of("method=dp_fedavg_local", "clip_norm=1", "privacy.epsilon=20", "data.partition=quantity")
+    assert isinstance(training.sigma, PerClient)
+    _, _, here = in_process(training, tmp_path / "here")
+    _, _, there, _ = over_nodes(training, tmp_path / "there")
+    same(here, there, 1e-6)

@@ -103,6 +103,7 @@ class NodeCohort:
                 uploads, instead = round.uploads()
             shares = training.shares([k for k in ctx.clients if k is not None], moves)
             arrival = arrive(method, uploads, shares, server, ctx, instead, carry)
+            arrival = replace(arrival, bytes_up=arrival.bytes_up + round.beside)
         finally:
             round.tell(record)
         rounds = torch.full((len(ctx.clients), 1), float(ctx.round))
@@ -137,6 +138,8 @@ class Round:
     lines: Sequence[Line]
     facts: Uploads
     reports: dict[int, Trained] = field(default_factory=dict, init=False)
+    beside: int = 0
+    """Bytes of public parts, which travel beside uploads."""
 
     @property
     def nodes(self) -> Nodes:
@@ -180,6 +183,7 @@ class Round:
                     values[name][row] = torch.where(tensors[name + UPPER], high, low)
             if public is not None:
                 public[row] = tensors[PUBLIC]
+                self.beside += tensors[PUBLIC].nbytes
         return filled(self.facts, values, public), instead
 
     def frames(self, sent: Mapping[int, bytes], counts: Tensor | None, limit: int) -> dict[int, bytes | str]:

@@ -100,19 +100,21 @@ class Nodes:
         out: Answers = {}
         if not contents:
             return out
-        asked = list(contents)
-        messages = [Message(contents[node], dst_node_id=node, message_type=kind) for node in asked]
-        numbers = list(self.grid.push_messages(messages))
-        if len(numbers) != len(asked):
-            raise Refused("runtime: Flower did not take every message; is a node of this run gone for good?")
-        waiting = dict(zip(numbers, asked, strict=True))
+        waiting: dict[str, int] = {}
+        for node, content in contents.items():
+            # One by one: of several, Flower does not say which it did not take.
+            numbers = list(self.grid.push_messages([Message(content, dst_node_id=node, message_type=kind)]))
+            if numbers and numbers[0]:
+                waiting[numbers[0]] = node
+            else:
+                out[node] = "its node has left"
         limit = self.timeout if enough is None else enough
         end = None if limit is None else time.monotonic() + limit
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
-                node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
-                    out[node] = f"error: {_reason(reply)}" if reply.has_error() else reply.content
+                whose = waiting.pop(reply.metadata.reply_to_message_id, None)
+                if whose is not None:
+                    out[whose] = f"error: {_reason(reply)}" if reply.has_error() else reply.content
             if not waiting:
                 break
             if end is not None and time.monotonic() > end:

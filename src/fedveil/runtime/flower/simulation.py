@@ -216,16 +216,22 @@ def _root(problem: BaseException) -> str:
     return str(problem).strip().splitlines()[0] if str(problem).strip() else type(problem).__name__
 
 
+def check(training: Training) -> None:
+    """Refuse what nodes cannot do, before anything is started."""
+    Resources.read(training)
+    with _environment():
+        from fedveil.runtime.flower import cohort
+
+        cohort.check(training)
+
+
 @contextmanager
 def _environment() -> Iterator[None]:
     """No telemetry, no installing, no chatter; afterwards the environment is as it was."""
     before = dict(os.environ)
     os.environ.update(QUIET)
-    try:
-        import flwr.simulation  # noqa: F401
-        import ray
-    except ImportError:
-        raise Refused("runtime: flower is not installed; run `pip install 'fedveil[flower]'`") from None
+    import ray
+
     if ray.is_initialized():
         raise Refused("runtime: this process runs Ray already, which would end with the run; call ray.shutdown() first")
     logger = logging.getLogger("flwr")
