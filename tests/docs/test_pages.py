@@ -114,6 +114,8 @@ def test_the_marks_do_what_they_say(tmp_path, monkeypatch):
     with_text("```bash\nfedveil run roundz=3\n```\n")
     with pytest.raises(AssertionError, match="no such setting"):
         run_page(page, tmp_path)
+    with_text("```bash exits=2\nfedveil run roundz=3\n```\n")
+    run_page(page, tmp_path)
     with_text("```python\nassert 1 == 2\n```\n")
     with pytest.raises(AssertionError, match="none.md:1"):
         run_page(page, tmp_path)
