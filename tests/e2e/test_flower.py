@@ -1,5 +1,6 @@
 """Flower's simulation from the command line: the same run, and nothing left behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,6 @@ import pytest
 from tests.flower.common import in_process, same, training_of
 from tests.support import require
 
-from fedveil import run
 from fedveil.runtime.folder import Folder
 
 require("flwr")
@@ -144,24 +144,17 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module")
-def ray_address():
-    """A Ray that stays between runs, so that they only bring their workers."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    from ray.cluster_utils import Cluster
-
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": 80_000_000})
-    yield cluster.address
-    cluster.shutdown()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-6), ("float64", 1e-10)])
-@pytest.mark.parametrize("method", METHODS)
-def test_every_method_gives_the_same_run_on_ray(tmp_path, ray_address, method, dtype, tolerance):
-    words = (*SETTINGS[1:], *METHODS[method], f"dtype={dtype}", "rounds=3")
-    run(*words, "runtime=flower", f"runtime.ray_address={ray_address}", out=tmp_path / "there")
-    same(in_process(training_of(*words), tmp_path / "here")[2], Folder(tmp_path / "there"), tolerance)
+def test_every_method_gives_the_same_run_on_ray(tmp_path, dtype, tolerance):
+    words = {name: (*SETTINGS[1:], *own, f"dtype={dtype}", "rounds=3") for name, own in METHODS.items()}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.flower.on_ray", str(tmp_path)], capture_output=True, text=True, timeout=900,
+        input="".join(json.dumps([name, given]) + "\n" for name, given in words.items()),
+    )  # fmt: skip
+    assert done.stdout.split() == list(METHODS), done.stderr
+    for name, given in words.items():
+        same(in_process(training_of(*given), tmp_path / f"here-{name}")[2], Folder(tmp_path / name), tolerance)
 
 
 def test_a_cluster_that_is_not_there_is_named_in_one_sentence(tmp_path):
