@@ -38,6 +38,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",  # workers are the run, and no background of it
 }
 PATIENCE = 10.0
 """Seconds that threads have to end by themselves."""
