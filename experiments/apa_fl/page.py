@@ -19,7 +19,8 @@ Ten clients, two of them attackers from round {ONSET} on, {ROUNDS} rounds, the s
 (uploads encrypted, statistics opened as scalars, rules carried out by two servers) beside `method=fedavg`.
 The goal is an accuracy within {GOAL}. "Weights apart" is the largest difference of a weight of the two final models;
 seconds were taken on a busy machine, with both servers as threads of the run. Written by
-`python -m experiments.apa_fl`, which keeps its runs and goes on where it was. Small models on small tasks: this shows that both take the same way, not how good a rule is.
+`python -m experiments.apa_fl`, which keeps its runs and goes on where it was.
+Small models on small tasks: this shows that both take the same way, not how good a rule is.
 
 Shared settings: `{" ".join(SHARED)}`
 """
@@ -49,7 +50,7 @@ def _section(name: str, found: dict[Cell, dict[str, Any] | None]) -> list[str]:
         "",
         f"{both[0][1]['summary']['parameters']:,} parameters. {len(both)} of {len(ATTACKS)} attacks are computed.",
         "",
-        "| attack | in the clear | encrypted | difference | weights apart | same rule | alarms | s a round | clear, s |",
+        "| attack | in the clear | encrypted | difference | weights apart | same rule | alarms | s a round | clear |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     worst = 0.0

@@ -104,7 +104,8 @@ class Statement:
             rows.append(_source(rows[0], accounts, papers))
         if servers:
             rows = [
-                replace(r, observer=o) for r in rows for o in (servers if r.observer == "server" else (r.observer,))
+                *(replace(row, observer=one) for one in servers for row in rows if row.observer == "server"),
+                *(row for row in rows if row.observer != "server"),
             ]
         remarks = [ADJACENCY[accounts.adjacency], NOT_COVERED]
         if rng == "seeded":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import threading
 from contextlib import suppress
 
 import numpy as np
@@ -11,17 +12,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support import require
 from tests.transport.duo.duet import Duet, cohort, keys
+from typer.testing import CliRunner
 
+from fedveil.cli import app
 from fedveil.core.errors import Aborted, Refused
 from fedveil.transport.duo.ahead import deal_ahead
 from fedveil.transport.duo.client import combine, decrypt, seal, unsealed, upload_bytes
 from fedveil.transport.duo.dealer import (
     Dealer,
+    Keys,
+    asking,
     deal,
     from_files,
     read_client,
     read_dealer,
     read_server,
+    serve,
     write,
 )
 from fedveil.transport.duo.link import pair
@@ -78,6 +84,42 @@ def test_rounds_dealt_ahead_need_no_dealer(tmp_path):
     with pytest.raises(Refused, match=r"no randomness is left for 2/0/begin"):
         duet.begin(rows, 2)
     assert not (tmp_path / "0-0-begin.bin").exists()  # used, and gone
+
+
+def test_a_dealer_in_a_place_of_its_own_serves_rounds():
+    dealt = keys(5, 300, byzantine=1)
+    here, there = pair()
+    dealer = threading.Thread(target=serve, args=(Dealer(dealt.s1.seed, dealt.s2.seed).mend, there))
+    dealer.start()
+    duet = Duet(dealt)
+    duet.two = Server(dealt.s2, duet.ends[1], asking(here))
+    rows = cohort(np.random.default_rng(0), 5, 300)
+    found, _ = duet.result(duet.begin(rows), "mean")
+    here.send("ask", b"")
+    dealer.join(timeout=20)
+    assert not dealer.is_alive()
+    assert found == pytest.approx(rows.mean(0), abs=1e-6)
+
+
+@pytest.mark.parametrize("question", [b"?", b"\x93\x01\x02\x03", b"\x93\xa1a\xa3and\x91\xff"])
+def test_a_dealer_rejects_what_is_no_question(question):
+    here, there = pair()
+    here.send("ask", question)
+    with pytest.raises(Malformed, match="question"):
+        serve(Dealer(bytes(32), bytes(32)).mend, there)
+
+
+def test_the_key_centre_from_the_command_line(tmp_path):
+    words = "keys duo --clients 4 --length 60 --declared-f 1 --rounds 2 --ahead sums --ahead mean --attempts 1 --out"
+    done = CliRunner().invoke(app, [*words.split(), str(tmp_path / "keys")])
+    assert done.exit_code == 0, done.output
+    one, two = read_server(tmp_path / "keys" / "controller"), read_server(tmp_path / "keys" / "computer")
+    duet = Duet(Keys(read_client(tmp_path / "keys" / "clients"), one, two))
+    duet.two = Server(two, duet.ends[1], from_files(tmp_path / "keys" / "computer" / "rounds"))
+    rows = cohort(np.random.default_rng(0), 4, 60)
+    assert duet.result(duet.begin(rows, 2), "mean")[0] == pytest.approx(rows.mean(0), abs=1e-6)
+    wrong = CliRunner().invoke(app, ["keys", "duo", "--clients", "4", "--length", "9", "--ahead", "max", "--out", "x"])
+    assert wrong.exit_code != 0
 
 
 def test_nothing_is_dealt_or_used_twice(tmp_path):
@@ -178,3 +220,18 @@ def test_too_few_uploads_or_too_many_attackers_end_a_round():
         Duet(keys(7, 30)).begin(cohort(np.random.default_rng(0), 1, 30))
     with pytest.raises(Refused, match="minority"):
         Plan(4, 10, byzantine=2)
+
+
+@pytest.mark.parametrize("body", [b"\xc1", b"\x92\x01\x01", b"\x92\xa1a\x02", b"\x01"])
+def test_a_list_of_clients_that_is_none_is_rejected(body):
+    duet = Duet(keys(3, 50))
+    duet.ends[1].send("tell:seats", body)
+    with pytest.raises(Malformed, match="list of clients"):
+        duet.one.round(0)
+
+
+def test_keys_without_the_entropy_say_so():
+    duet = Duet(keys(3, 50))
+    round = duet.begin(cohort(np.random.default_rng(0), 3, 50))
+    with pytest.raises(Refused, match="--entropy"):
+        duet.both(lambda r: r.indicate(), round)

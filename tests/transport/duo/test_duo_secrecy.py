@@ -8,13 +8,16 @@ from tests.support import require
 from tests.transport.duo.duet import Duet, cohort, keys
 
 from fedveil.core.errors import Refused
+from fedveil.transport.duo import wide
 from fedveil.transport.duo.client import Sealer, seal, unsealed
 from fedveil.transport.duo.dealer import Dealer, deal
 from fedveil.transport.duo.lattice import ring
 from fedveil.transport.duo.link import Framed, together
-from fedveil.transport.duo.material import Material
+from fedveil.transport.duo.material import KINDS, Material
 from fedveil.transport.duo.parameters import POINT, RESULTS, SCALARS, VECTORS, Lattice, Plan
+from fedveil.transport.duo.party import Party
 from fedveil.transport.duo.round import Server
+from fedveil.transport.duo.stream import Stream
 
 require("tenseal")
 LENGTH = 3000
@@ -163,15 +166,50 @@ def test_every_opened_value_is_on_record():
     assert ends[1].record.names() == ["rule"]
 
 
+def uniform(data: bytes) -> bool:
+    """Chi-square of bytes: False for uniform ones once in 10^9 times."""
+    counts, expected = np.bincount(np.frombuffer(data, np.uint8), minlength=256), len(data) / 256
+    return bool(((counts - expected) ** 2 / expected).sum() < 255 + 6 * (2 * 255) ** 0.5 + 24)
+
+
 @pytest.mark.parametrize("value", [0.0, 0.02])
-def test_masked_messages_are_uniform(value):
-    """Chi-square of the bytes that either server receives, on uploads that are all alike: fails once in 10^7 times."""
+def test_messages_and_what_they_open_are_uniform(value, monkeypatch):
+    """On uploads that are all alike: what either server receives, and the masked values that both make of it.
+
+    Values are taken together by the length of their message, which tells what they belong to.
+    """
+    opened: dict[object, list[bytes]] = {}
+    for name in ("joined", "toggled"):
+        inner = getattr(Party, name)
+
+        def watched(party, share, inner=inner, name=name):
+            found = inner(party, share)
+            data = wide.dump(found) if found.dtype == object else found.tobytes()
+            if party.first:  # both know the same
+                opened.setdefault((name, len(data)), []).append(data)
+            return found
+
+        monkeypatch.setattr(Party, name, watched)
     for end in overheard(np.full((5, 2000), value)):
-        whole = np.frombuffer(b"".join(body for kind, body in end.said if kind == "masked"), np.uint8)
-        counts = np.bincount(whole, minlength=256)
-        expected = len(whole) / 256
-        assert len(whole) > 200_000
-        assert ((counts - expected) ** 2 / expected).sum() < 255 + 5.5 * (2 * 255) ** 0.5 + 20
+        received = b"".join(body for kind, body in end.said if kind == "masked")
+        assert len(received) > 200_000
+        assert uniform(received)
+    groups = {key: b"".join(parts) for key, parts in opened.items()}
+    long = {key: data for key, data in groups.items() if len(data) > 5000}
+    assert len(long) > 5
+    assert all(uniform(data) for data in long.values()), [key for key, data in long.items() if not uniform(data)]
+    assert uniform(b"".join(data for data in groups.values() if len(data) <= 5000))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_servers_draw_uniform_masks(kind, first):
+    """Every number that a server draws, of every kind: no mask is left out at either."""
+    sizes = {"bit": (9000, 8), "product": (9000, 8), "mask": (90, 900), "scale": (4000, 90), "mix": (4000, 4000)}
+    sizes["shift"] = (9000, 3)
+    drawn = KINDS[kind].draw(Stream(bytes(32), kind), first, sizes.get(kind, (9000,)))
+    assert all(uniform(part.tobytes()) for part in drawn)
+    assert len({part.tobytes()[:100] for part in drawn}) == len(drawn)
 
 
 def test_two_rounds_share_no_masks():

@@ -20,6 +20,7 @@ from fedveil.core.parts import MOVE
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
 from fedveil.transport.duo import link, serving, session, transport
+from fedveil.transport.duo import round as round_module
 from fedveil.transport.duo.ahead import deal_ahead
 from fedveil.transport.duo.dealer import Dealer, deal, write
 from fedveil.transport.duo.given import Given
@@ -206,14 +207,23 @@ class Replay(link.Framed):
 
 
 def test_a_replayed_transcript_opens_what_the_table_says_and_nothing_else(monkeypatch):
-    """S1's program is run again, alone, on the bytes that S1 received and its own keys."""
-    tape, keys = Tape(monkeypatch), deal(Plan(8, DIM, 5.0, 2, 20))
+    """S1's program is run again, alone, on the bytes that S1 received, its own keys and what it drew itself."""
+    tape, keys, drawn = Tape(monkeypatch), deal(Plan(8, DIM, 5.0, 2, 20)), []
+    draw = round_module.seed
+
+    def drawing():
+        drawn.append((threading.current_thread().name, draw()))
+        return drawn[-1][1]
+
+    monkeypatch.setattr(round_module, "seed", drawing)
     running = session.Session(Given.fresh(keys))
     x = rows().numpy()
     frames = [running.sealer(row) for row in x]
     outcome = running.round(frames, SUMS, lambda opened, n: "krum", reference=x.mean(0))
     running.close()
     orders, peer = sorted(tape.of("S1"), key=lambda frames: serving.ROUND.encode() not in frames[0])
+    own = iter([value for thread, value in drawn if thread == "S1"])
+    monkeypatch.setattr(round_module, "seed", lambda: next(own))
     names = defaultdict(list)
     opened = link.Framed.opened
 

@@ -59,7 +59,7 @@ def start(patience: float) -> Apart:
         ends = [orders[place][1], peers[place], *([dealer[1]] if place else [])]
         numbers = [end.fileno() for end in ends]
         command = [sys.executable, "-m", "fedveil.transport.duo.server", name, *map(str, numbers)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=numbers)
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=numbers, start_new_session=True)
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.write(token + int(patience).to_bytes(4, "little"))

@@ -16,13 +16,14 @@ import numpy as np
 
 from fedveil.core.errors import Refused
 from fedveil.transport.duo.lattice import Ring, ring
+from fedveil.transport.duo.link import Link
 from fedveil.transport.duo.material import KINDS, Mend, Sizes, State, dump
 from fedveil.transport.duo.parameters import RESULTS, SCALARS, VECTORS, Plan
 from fedveil.transport.duo.stream import Stream
 from fedveil.transport.he.keys import contents, owned, uniform
 from fedveil.transport.he.ring import dumped
 from fedveil.transport.masks.crypto import seed
-from fedveil.transport.masks.rejected import Replayed
+from fedveil.transport.masks.rejected import Malformed, Replayed
 
 FOLDERS = {"clients": "clients.key", "controller": "server.key", "computer": "server.key", "dealer": "seeds.key"}
 """A folder for each party, and the file in it."""
@@ -129,6 +130,39 @@ class Dealer:
 
 Mends = Callable[[str], Mend]
 """Where S2 has each stage's part from: :meth:`Dealer.mend`, or files."""
+
+
+def serve(mends: Mends, link: Link) -> None:
+    """A dealer in a process of its own: answer S2 until it is done. It is told sizes, and nothing else."""
+    open_ones: dict[str, Mend] = {}
+    while asked := link.receive("ask"):
+        label, kind, sizes = _question(asked)
+        if label not in open_ones:
+            open_ones = {label: mends(label)}
+        link.send("mend", open_ones[label](kind, sizes))
+
+
+def _question(body: bytes) -> tuple[str, str, Sizes]:
+    try:
+        label, kind, sizes = msgpack.unpackb(body)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        raise Malformed("a question to the dealer that is none") from None
+    if not isinstance(label, str) or kind not in KINDS or not all(type(size) is int and size > 0 for size in sizes):
+        raise Malformed("a question to the dealer about a kind or sizes that there are not")
+    return label, kind, tuple(sizes)
+
+
+def asking(link: Link) -> Mends:
+    """At S2: the dealer at the other end of a link; an empty question (``link.send("ask", b"")``) ends it."""
+
+    def mends(label: str) -> Mend:
+        def more(kind: str, sizes: Sizes) -> bytes:
+            link.send("ask", msgpack.packb([label, kind, list(sizes)]))
+            return link.receive("mend")
+
+        return more
+
+    return mends
 
 
 class Recorder:

@@ -19,7 +19,7 @@ from fedveil.transport.duo import wide
 from fedveil.transport.duo.bits import digits
 from fedveil.transport.duo.dealer import ServerKeys
 from fedveil.transport.duo.fixed import SHARE
-from fedveil.transport.duo.lattice import Ring, product, ring
+from fedveil.transport.duo.lattice import Encryptor, Ring, product, ring
 from fedveil.transport.duo.parameters import SCALARS
 from fedveil.transport.duo.party import Party
 from fedveil.transport.duo.wide import RING, Wide
@@ -44,6 +44,12 @@ def polynomial() -> Floats:
     points = chebyshev.chebpts1(DEGREE + 1)
     p = (points + 1) / 2
     return np.asarray(np.linalg.solve(chebyshev.chebvander(points, DEGREE), -p * np.log(p)), np.float64)
+
+
+def _sized(body: bytes, size: int) -> bytes:
+    if len(body) != size:
+        raise Malformed(f"{len(body)} bytes about the entropy, not {size}")
+    return body
 
 
 class Side:
@@ -81,23 +87,19 @@ class Controller(Side):
     def entropy(self, shares: Wide) -> float:
         """H."""
         place, party, n = self._ring, self.party, len(shares)
-        body = party.link.receive("masked")
-        if len(body) != wide.SIZE * n:
-            raise Malformed("masked shares of another number of clients")
+        body = _sized(party.link.receive("masked"), wide.SIZE * n)
         seen = [int(v) for v in (shares + wide.load(body)) % RING]
-        encryptor = place.seal.Encryptor(place.context, place.load("PublicKey", self.keys.scalars_public))
-        zero = place.seal.Ciphertext()
-        encryptor.encrypt_zero(place.identity[SCALARS.levels], zero)
-        parts = place.parts(zero)
-        parts[0] = place.plus(parts[0], self._sum(seen, n))
-        party.link.send("cipher", place.packed(parts))
-        scale, levels = np.frombuffer(party.link.receive("tell:scale"), np.float64)
+        encrypt = Encryptor(place, self.keys.scalars_public)
+        party.link.send("cipher", place.packed(encrypt(self._sum(seen, n)[None])[0]))
+        scale, levels = np.frombuffer(_sized(party.link.receive("tell:scale"), 16), np.float64)
+        if not (scale > 0 and 1 <= levels <= SCALARS.levels):
+            raise Malformed("a scale and a level that a ciphertext does not have")
         rest = place.unpacked(party.link.receive("cipher"), 1, int(levels))[0]
-        half = [int(v) for v in np.frombuffer(party.link.receive("masked"), np.uint64)]
+        half = [int(v) for v in np.frombuffer(_sized(party.link.receive("masked"), 8 * int(levels)), np.uint64)]
         mine = place.constants(place.times(rest, self._share[0, : int(levels)]))
         opened = place.joined([(a + b) % q for a, b, q in zip(mine, half, place.primes, strict=False)])
         bits = self._rounded(opened, n, float(scale))
-        other = np.frombuffer(party.link.receive("reveal:entropy"), np.uint8).reshape(bits.shape)
+        other = np.frombuffer(_sized(party.link.receive("reveal:entropy"), bits.size), np.uint8).reshape(bits.shape)
         return float(sum(int(row[0] & 1) << at for at, row in enumerate(bits ^ other)) / 2**ROUNDED)
 
 

@@ -113,9 +113,9 @@ class Plan:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
         """The inverse of :meth:`to_json`; everything is checked anew."""
-        kinds = {"clients": int, "length": int, "bound": float, "byzantine": int, "rounds": int}
+        kinds = {"clients": (int,), "length": (int,), "bound": (int, float), "byzantine": (int,), "rounds": (int,)}
         if not isinstance(data, dict) or data.keys() != kinds.keys():
             raise Refused("plan: these are not the settings of keys; the folder is damaged, or of another version")
-        if any(type(data[name]) is not kind for name, kind in kinds.items()):
+        if any(type(data[name]) not in kind for name, kind in kinds.items()):
             raise Refused("plan: a setting of these keys has a wrong type; the folder is damaged")
         return cls(**data)

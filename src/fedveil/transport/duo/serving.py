@@ -7,6 +7,7 @@ what it has seen in it, as its conversations noted it down.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import msgpack
@@ -150,11 +151,9 @@ class Asking:
 def deal_on_request(mends: Mends, link: Framed) -> None:
     """The key centre's side of :class:`Asking`, until the other is gone; it learns sizes, and nothing else."""
     stages: dict[str, Mend] = {}
-    while True:
-        try:
+    with contextlib.suppress(Aborted):
+        while True:
             label, kind, sizes = msgpack.unpackb(link.receive("tell:stage"))
-        except Aborted:
-            return
-        if label not in stages:
-            stages = {label: mends(label)}
-        link.send("dealt", stages[label](kind, tuple(sizes)))
+            if label not in stages:
+                stages = {label: mends(label)}
+            link.send("dealt", stages[label](kind, tuple(sizes)))

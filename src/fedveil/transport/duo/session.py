@@ -33,6 +33,7 @@ from fedveil.transport.duo.serving import (
     shared,
 )
 from fedveil.transport.duo.stream import Stream
+from fedveil.transport.duo.wire import Wire
 from fedveil.transport.he.ring import Floats
 from fedveil.transport.masks.crypto import seed
 
@@ -66,25 +67,25 @@ class Session:
             self.orders: tuple[Framed, Framed] = self._apart.orders
             for wire, message in zip(self._apart.orders, given.servers, strict=True):
                 wire.send(KEYS, message)
-            dealing: Framed = self._apart.dealer
+            dealing: Wire | InProcess = self._apart.dealer
         else:
             (s1, to_s1), (s2, to_s2), (first, second), (dealing, asking) = (pair() for _ in range(4))
             self.orders, self._ends = (s1, s2), [s1, s2, dealing]
             one, two = (taken(message, lambda: Asking(asking)) for message in given.servers)
-            self._thread("S1", to_s1, first, lambda: serve(*one, to_s1, first))
-            self._thread("S2", to_s2, second, lambda: serve(*two, to_s2, second))
+            self._thread("S1", lambda: serve(*one, to_s1, first), first, to_s1)
+            self._thread("S2", lambda: serve(*two, to_s2, second), second, to_s2)
         if given.mends is not None:
-            centre = (given.mends, dealing)
-            threading.Thread(target=deal_on_request, args=centre, daemon=True, name="key centre").start()
+            mends = given.mends
+            self._thread("key centre", lambda: deal_on_request(mends, dealing), dealing)
 
     @staticmethod
-    def _thread(name: str, orders: InProcess, peer: InProcess, work: Callable[[], None]) -> None:
+    def _thread(name: str, work: Callable[[], None], *ends: Wire | InProcess) -> None:
         def run() -> None:
             try:
                 work()
-            finally:  # whatever happened, nobody waits for this server any longer
-                peer.close()
-                orders.close()
+            finally:  # whatever happened, nobody waits for this party any longer
+                for end in ends:
+                    end.close()
 
         threading.Thread(target=run, daemon=True, name=name).start()
 

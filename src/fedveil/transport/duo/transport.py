@@ -27,6 +27,7 @@ from fedveil.transport.duo.serving import CALIBRATED, SOURCE
 from fedveil.transport.duo.session import Outcome, Session
 from fedveil.transport.duo.wire import Lost
 from fedveil.transport.he.ring import Floats
+from fedveil.transport.masks.rejected import Rejected
 
 KEPT = 1000
 """Rounds that keys dealt in memory are for, where the ring allows as many; then new ones are dealt."""
@@ -61,7 +62,7 @@ class Duo:
     beta: float = 1e-6
     hide_s: bool = False
     retries: int = 1
-    patience: float = 120.0
+    patience: float = 600.0
     clip: float | None = None
     noise_std: float = 0.0
 
@@ -218,6 +219,8 @@ class Duo:
                 return done, lost
             except BaseException as why:
                 _replace(key, session)
+                if isinstance(why, Rejected):
+                    raise Aborted(f"a server said what it should not ({why}); the model stays") from None
                 if not isinstance(why, Lost):
                     raise
                 lost += 1
