@@ -22,8 +22,8 @@ from fedveil.transport.duo.given import CLIENTS, Given
 from fedveil.transport.duo.lattice import ring
 from fedveil.transport.duo.parameters import MOST, OPENED, VECTORS, Plan
 from fedveil.transport.duo.rules import RULES
-from fedveil.transport.duo.seen import TOLD, Row
-from fedveil.transport.duo.serving import CALIBRATED, SOURCE
+from fedveil.transport.duo.seen import TOLD, Row, table
+from fedveil.transport.duo.serving import CALIBRATED, SOURCE, read_aloud
 from fedveil.transport.duo.session import Outcome, Session
 from fedveil.transport.duo.wire import Lost
 from fedveil.transport.he.ring import Floats
@@ -172,7 +172,11 @@ class Duo:
             raise Aborted(f"{len(seats)} clients sent an upload that can be used; two servers need 2 or more")
         reference = None if ctx.previous is None else ctx.previous[0].detach().double().cpu().numpy()
 
+        opened_so_far: list[Row] = []
+
         def rule(opened: Mapping[str, float], clients: int) -> str:
+            opened_so_far.extend(read_aloud(opened))
+            ctx.log["leakage"] = table({"S1": opened_so_far})  # whatever comes of the round
             chosen = decide(opened, clients)
             if clients < chosen.least:
                 raise Aborted(
@@ -187,7 +191,8 @@ class Duo:
             told = [{"client": ctx.clients[row], "why": why} for row, why in sorted(excluded.items())]
             ctx.log["excluded"] = [*ctx.log.get("excluded", []), *told]
         arrived = [seats[seat] for seat in outcome.seats]
-        ctx.log["leakage"] = [*outcome.seen, *_announced(ctx)]
+        earlier = opened_so_far[: len(opened_so_far) - len(reads)]
+        ctx.log["leakage"] = [*table({"": outcome.seen}, earlier), *_announced(ctx)]
         ctx.log["duo"] = {"arrived": len(arrived), "between_servers": outcome.between, "lost": lost}
         value = torch.from_numpy(np.ascontiguousarray(outcome.result))[None, :].to(signal.value)
         kept = None if len(arrived) == signal.rows else torch.tensor(arrived)
