@@ -113,7 +113,9 @@ def test_a_killed_server_goes_on_from_its_checkpoint_and_charges_every_release_o
     with federation(tmp_path, *private) as machines:
         started(machines)
         until(lambda: received(machines, "site-1") == 2 or machines.finished(), 400, "the second round reaches site 1")
-        machines.kill("superlink")  # and the ServerApp with it
+        machines.started["superlink"].kill()
+        machines.started.pop("superlink").wait(10)
+        until(lambda: not machines.processes("superlink"), 60, "the ServerApp ends with it")
         assert charges(machines)[0] == [1, 2]
         before = machines.events()
         machines.superlink()

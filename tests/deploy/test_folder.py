@@ -23,7 +23,7 @@ from fedveil.deploy.folder import Plan, check_sum, write  # noqa: E402
 from fedveil.deploy.keys import names_in  # noqa: E402
 from fedveil.deploy.settings import read  # noqa: E402
 from fedveil.deploy.superlink import Gate  # noqa: E402
-from fedveil.deploy.supernode import approved, guarded  # noqa: E402
+from fedveil.deploy.supernode import PARTS, approved, guarded  # noqa: E402
 from fedveil.runtime.build import ALLOWED, locate  # noqa: E402
 
 
@@ -261,7 +261,7 @@ def test_launchers_start_nothing_without_tls_and_keys(module):
 
 
 def test_a_site_builds_nothing_that_it_does_not_know(monkeypatch):
-    assert locate("os:system", "model") is os.system
+    assert locate("os:system", "model") is os.system and PARTS == ALLOWED
     monkeypatch.setenv(ALLOWED, "")
     for path in ("os:system", "fedveil.core.files:write_bytes", "fedveil.deploy.folder:write", "fedveilx.methods:y"):
         with pytest.raises(Refused, match="builds nothing"):

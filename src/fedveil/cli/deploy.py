@@ -22,7 +22,8 @@ def init(
     site: Annotated[list[str] | None, typer.Option("--site", help="A site's name; once for each.")] = None,
     sites: Annotated[int | None, typer.Option("--sites", help="Instead of names: how many sites.")] = None,
     role: Annotated[
-        list[str] | None, typer.Option("--role", help="A party without data: shuffler, for transport=shuffle.")
+        list[str] | None,
+        typer.Option("--role", help="A party without data: shuffler, computer or controller."),
     ] = None,
     port: Annotated[int, typer.Option("--port", help="The SuperLink's port.")] = 8000,
     listen: Annotated[str, typer.Option("--listen", help="The address that it listens on.")] = "0.0.0.0",

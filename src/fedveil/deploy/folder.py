@@ -19,7 +19,7 @@ from fedveil.deploy.keys import LOOPBACK, Authority, general_name, names_in, nod
 from fedveil.deploy.superlink import FLOWER
 
 SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o755
-ROLES = ("shuffler",)
+ROLES = ("shuffler", "computer", "controller")
 EVERYWHERE = ("0.0.0.0", "::")
 MARK = "superlink/superlink.conf"
 """A folder that holds this file was written here."""
