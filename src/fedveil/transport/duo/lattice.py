@@ -35,6 +35,13 @@ class Ring:
 
     def __init__(self, lattice: Lattice) -> None:
         s = self.seal = seal()
+        try:
+            import zstandard
+        except ImportError:
+            raise Refused(
+                "transport: duo needs zstandard; install the extra with `pip install 'fedveil[he]'`"
+            ) from None
+        self._zstandard = zstandard
         self.lattice, self.degree, self.levels = lattice, lattice.degree, lattice.levels
         chosen = s.EncryptionParameters(s.SCHEME_TYPE.CKKS)
         chosen.set_poly_modulus_degree(self.degree)
@@ -73,10 +80,8 @@ class Ring:
 
     def residues(self, thing: Any, shape: tuple[int, ...]) -> Residues:
         """The residues of a ciphertext, plaintext or secret key, which are the end of what SEAL writes."""
-        import zstandard
-
         size = 8 * int(np.prod(shape))
-        body = zstandard.ZstdDecompressor().decompress(dumped(thing)[HEADER.size :], max_output_size=size + 4096)
+        body = self._zstandard.ZstdDecompressor().decompress(dumped(thing)[HEADER.size :], max_output_size=size + 4096)
         return np.frombuffer(body, np.uint64, size // 8, len(body) - size).reshape(shape).copy()
 
     def parts(self, ciphertext: Any) -> Residues:
