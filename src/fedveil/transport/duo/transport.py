@@ -271,9 +271,8 @@ def _session(duo: Duo, plan: Plan, entropy: bool) -> Session:
         key = (duo, plan, entropy)
         if key in _sessions and _sessions[key].rounds >= _sessions[key].plan.rounds:
             if duo.keys is not None:
-                raise Refused(
-                    f"transport.keys: {duo.keys} is for {plan.rounds} rounds, and they are over; make new keys"
-                )
+                most = _sessions[key].plan.rounds
+                raise Refused(f"transport.keys: {duo.keys} is for {most} rounds, and they are over; make new keys")
             _sessions.pop(key).close()
         if key not in _sessions:
             while len(_sessions) >= SESSIONS:
