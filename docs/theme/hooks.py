@@ -7,6 +7,7 @@ where one would.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -45,7 +46,15 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         shown = title[0] if title else (f'title="{", ".join(notes)}"' if notes else "")
         return f"{found['ticks']}{language or 'text'} {shown}\n{found['body']}{found['ticks']}"
 
-    return _links(FENCE.sub(fence, markdown), page)
+    return _other_language(page.file.src_uri) + _links(FENCE.sub(fence, markdown), page)
+
+
+def _other_language(name: str) -> str:
+    """A link to the same page in the other language, where there is one."""
+    other, words = (name.removeprefix("zh/"), "English") if name.startswith("zh/") else (f"zh/{name}", "中文")
+    if not (ROOT / "docs" / other).is_file():
+        return ""
+    return f"[{words}]({os.path.relpath(other, os.path.dirname(name) or '.')}){{ .other-language }}\n\n"
 
 
 def _statement(body: str) -> str:
@@ -82,6 +91,11 @@ def on_page_content(html: str, **_: Any) -> str:
         return f'<div class="formula">{made}</div>' if block else made
 
     return re.sub(r'<(?P<tag>div|span) class="arithmatex">(?P<tex>.*?)</(?P=tag)>', math, html, flags=re.S)
+
+
+def on_post_page(output: str, *, page: Any, **_: Any) -> str:
+    """Say which language a page is in, so that browsers choose fonts and voices that have it."""
+    return output.replace('<html lang="en"', '<html lang="zh"', 1) if page.file.src_uri.startswith("zh/") else output
 
 
 def on_post_build(config: Any, **_: Any) -> None:

@@ -38,7 +38,7 @@ class Chromium:
         self.log = (Path(self.home) / "log").open("wb")
         self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, start_new_session=True)
         port = Path(self.home) / "DevToolsActivePort"
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while not (port.exists() and port.read_text().count("\n") >= 1):
             if self.process.poll() is not None or time.monotonic() > end:
                 said = (Path(self.home) / "log").read_text(errors="replace")[-2000:]
@@ -57,7 +57,7 @@ class Chromium:
         message = {"id": number, "method": method, "params": params}
         self.socket.send(json.dumps(message | ({"sessionId": session} if session else {})))
         while True:
-            answer = self.receive(20)
+            answer = self.receive(60)
             if answer.get("id") == number:
                 if "error" in answer:
                     raise RuntimeError(f"{method}: {answer['error']}")
@@ -124,7 +124,7 @@ class Page:
     def goto(self, address: str) -> None:
         self.events.clear()
         self.send("Page.navigate", url=address)
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while "Page.loadEventFired" not in self.events:
             self.browser.receive(max(0.01, end - time.monotonic()))
 
@@ -135,7 +135,7 @@ class Page:
             raise AssertionError(json.dumps(found["exceptionDetails"])[:1000])
         return found["result"].get("value")
 
-    def until(self, script: str, seconds: float = 15.0):
+    def until(self, script: str, seconds: float = 60.0):
         """Wait until an expression is true."""
         end = time.monotonic() + seconds
         while (value := self.run(script)) in (None, False, 0, ""):  # an element comes as {}, which is something

@@ -53,6 +53,7 @@ class Machines:
     root: Path
     sites: int = 3
     settings: str = ""
+    roles: tuple[str, ...] = ()
     mark: str = field(default_factory=lambda: secrets.token_hex(8))
     port: int = field(default_factory=free_port)
     ports: dict[str, int] = field(default_factory=dict)
@@ -61,7 +62,8 @@ class Machines:
     def __post_init__(self) -> None:
         self.folder = self.root / "federation"
         command = ["deploy", "init", str(self.folder), "--host", "localhost", "--listen", "127.0.0.1"]
-        done = self.call([*COMMAND, *command, "--port", str(self.port), "--sites", str(self.sites)])
+        command += ["--port", str(self.port), "--sites", str(self.sites)]
+        done = self.call([*COMMAND, *command, *(word for role in self.roles for word in ("--role", role))])
         assert done.returncode == 0, done.stderr
         for name in self.names:
             self.place(name)
@@ -76,7 +78,7 @@ class Machines:
 
     @property
     def names(self) -> list[str]:
-        return [f"site-{k + 1}" for k in range(self.sites)]
+        return [*(f"site-{k + 1}" for k in range(self.sites)), *self.roles]
 
     @property
     def run_folder(self) -> Path:

@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import orjson
@@ -29,10 +31,10 @@ runtime.timeout=120
 """
 
 
-def federation(tmp_path, *more, sites=3):
+def federation(tmp_path, *more, sites=3, roles=()):
     examples(tmp_path / "test.npz", 99, 400)
     text = SETTINGS.format(test=tmp_path / "test.npz") + "\n".join(more) + "\n"
-    return Machines(tmp_path, sites, text)
+    return Machines(tmp_path, sites, text, roles)
 
 
 @pytest.mark.parametrize(("sites", "rounds"), [(2, 1), pytest.param(3, 3, marks=pytest.mark.slow)])
@@ -111,7 +113,9 @@ def test_a_killed_server_goes_on_from_its_checkpoint_and_charges_every_release_o
     with federation(tmp_path, *private) as machines:
         started(machines)
         until(lambda: received(machines, "site-1") == 2 or machines.finished(), 400, "the second round reaches site 1")
-        machines.kill("superlink")  # and the ServerApp with it
+        machines.started["superlink"].kill()
+        machines.started.pop("superlink").wait(10)
+        until(lambda: not machines.processes("superlink"), 60, "the ServerApp ends with it")
         assert charges(machines)[0] == [1, 2]
         before = machines.events()
         machines.superlink()
@@ -163,6 +167,44 @@ def test_masks_bring_the_sum_of_those_who_stayed_when_one_is_killed_at_the_mask_
         for name, value in together.items():
             assert torch.allclose(hidden[name], value, atol=1e-5), name
             assert not torch.allclose(value, torch.zeros_like(value))
+
+
+@pytest.mark.slow
+def test_nothing_outlives_a_process_that_was_killed(tmp_path):
+    with federation(tmp_path) as machines:
+        machines.site("site-1")  # nobody answers it: it and its helpers try again and again
+        machines.superlink()
+        for part in ("superlink", "site-1"):
+            until(lambda part=part: len(machines.processes(part)) >= 2, 60, "the helpers are there")
+            machines.started[part].kill()
+            machines.started[part].wait(10)
+            until(lambda part=part: not machines.processes(part), 15, "the helpers are gone")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_shuffler_is_a_party_of_its_own(tmp_path):
+    weights = ("method=ldp_fl", "rounds=2", "transport=shuffle", "privacy.epsilon=1")
+    with federation(tmp_path, *weights, roles=("shuffler",)) as machines:
+        started(machines)
+        until(machines.finished, 400, "the run ends")
+        assert machines.summary()["rounds"] == 2
+        assert all(event["missing"] in (None, 0) and not event.get("aborted") for event in machines.events())
+        assert machines.said("shuffler").count("Receiving: query.shuffle") == 2
+        assert "query.shuffle" not in machines.said("site-1") and received(machines, "site-1") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_network_is_needed_beyond_the_federation():
+    """The quick test above, in a network that has nothing but loopback."""
+    alone = "ip link set lo up && ! (exec 3<>/dev/tcp/1.1.1.1/443) 2>/dev/null"
+    if subprocess.run(["unshare", "-rn", "bash", "-c", alone], check=False).returncode:
+        pytest.skip("no network namespaces here")
+    test = f"{__file__}::test_registered_sites_train_and_nobody_else_gets_in"
+    command = f"{alone} && {sys.executable} -m pytest -q -n 0 -p no:cacheprovider '{test}'"
+    done = subprocess.run(["unshare", "-rn", "bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.startswith("."), done.stdout[-3000:]
 
 
 def of_three(tmp_path):

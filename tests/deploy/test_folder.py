@@ -20,9 +20,10 @@ require("flwr")
 from fedveil.cli import app  # noqa: E402
 from fedveil.core.errors import Refused  # noqa: E402
 from fedveil.deploy.folder import Plan, check_sum, write  # noqa: E402
+from fedveil.deploy.keys import names_in  # noqa: E402
 from fedveil.deploy.settings import read  # noqa: E402
 from fedveil.deploy.superlink import Gate  # noqa: E402
-from fedveil.deploy.supernode import approved, guarded  # noqa: E402
+from fedveil.deploy.supernode import PARTS, approved, guarded  # noqa: E402
 from fedveil.runtime.build import ALLOWED, locate  # noqa: E402
 
 
@@ -170,11 +171,12 @@ def test_an_existing_folder_is_never_lost(tmp_path):
 
 def test_a_certificate_is_renewed_and_a_site_makes_its_own_key(folder):
     before = (folder / "superlink/server.crt").read_bytes()
-    assert command("renew", folder, "--host", "link.example.org", "--days", "30").exit_code == 0
+    assert command("renew", folder, "--days", "30").exit_code == 0
     after = (folder / "superlink/server.crt").read_bytes()
     authority = x509.load_pem_x509_certificate((folder / "superlink/ca.crt").read_bytes())
     verifier = PolicyBuilder().store(Store([authority])).build_server_verifier(x509.DNSName("link.example.org"))
     verifier.verify(x509.load_pem_x509_certificate(after), [])
+    assert len(names_in(after)) == len(names_in(before)) == 5
     assert after != before and mode(folder / "superlink/server.key") == 0o600
     place = folder / "sites/south"
     old = (place / "node.pub").read_bytes()
@@ -259,7 +261,7 @@ def test_launchers_start_nothing_without_tls_and_keys(module):
 
 
 def test_a_site_builds_nothing_that_it_does_not_know(monkeypatch):
-    assert locate("os:system", "model") is os.system
+    assert locate("os:system", "model") is os.system and PARTS == ALLOWED
     monkeypatch.setenv(ALLOWED, "")
     for path in ("os:system", "fedveil.core.files:write_bytes", "fedveil.deploy.folder:write", "fedveilx.methods:y"):
         with pytest.raises(Refused, match="builds nothing"):
@@ -295,3 +297,14 @@ def test_settings_that_sites_could_understand_differently_are_refused(tmp_path, 
 def test_the_settings_that_are_written_are_in_order(folder):
     done = command("check", folder / "superlink/settings.txt")
     assert done.exit_code == 0 and "no mistake found" in done.output
+
+
+def test_a_role_is_a_party_without_data(tmp_path):
+    words = ("--host", "a.org", "--site", "north", "--role", "shuffler")
+    assert command("init", tmp_path / "fed", *words).exit_code == 0
+    toml = (tmp_path / "fed/sites/shuffler/site.toml").read_text()
+    assert 'role = "shuffler"' in toml and "data =" not in toml and "number =" not in toml
+    assert (tmp_path / "fed/superlink/nodes/shuffler.pub").is_file()
+    assert 'sites = "north"' in (tmp_path / "fed/superlink/federation/pyproject.toml").read_text()
+    done = command("init", tmp_path / "x", *words, "--site", "shuffler")
+    assert isinstance(done.exception, Refused) and "role" in str(done.exception)

@@ -8,6 +8,7 @@ The words after a fence's language say what happens to it:
 - ``output``: what the block before it printed; compared line by line, up to a line ``...``.
 - ``no-run``: needs Docker, several hosts or hours; a reason follows, as in ``no-run="needs a second host"``.
 - ``slow``: runs with the slow tests.
+- ``exits=1``: the last command ends with this code.
 - ``needs=audit``: a command or method of that name must be there.
 """
 
@@ -32,7 +33,7 @@ from fedveil.runtime.config import options
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^(?P<ticks>`{3,})(?P<info>[^`\n]*)\n(?P<body>.*?)^(?P=ticks)$", re.M | re.S)
-MARKS = {"no-run", "slow", "output", "needs", "title"}
+MARKS = {"no-run", "slow", "output", "needs", "title", "exits"}
 RUN = {"bash", "python"}
 SHOWN = {"text", "mermaid", "yaml", "json", "toml", "markdown", "html", "csv", "dockerfile", "ini"}
 ENDED = "..."
@@ -97,7 +98,8 @@ def run_page(page: Path, folder: Path, *, slow: bool = False) -> list[str | None
                 last = None
             elif block.runs:
                 try:
-                    last = _bash(block.body) if block.language == "bash" else _python(block.body, where)
+                    expected = int(block.marks.get("exits", 0))
+                    last = _bash(block.body, expected) if block.language == "bash" else _python(block.body, where)
                 except (SystemExit, Exception) as problem:
                     raise AssertionError(f"{where}: {type(problem).__name__}: {problem}\n{block.body}") from problem
     finally:
@@ -114,25 +116,26 @@ def commands(body: str) -> list[str]:
     return [part.strip() for line in bare if line for part in line.split(" && ")]
 
 
-def _bash(body: str) -> str:
-    return "".join(_command(command) for command in commands(body))
+def _bash(body: str, expected: int) -> str:
+    *first, last = commands(body)
+    return "".join([_command(command, 0) for command in first] + [_command(last, expected)])
 
 
-def _command(command: str) -> str:
+def _command(command: str, expected: int) -> str:
     words = shlex.split(command)
     if words[0] == "fedveil" and not set(words) & {"|", ">", ">>", "&", ";"}:
-        return _fedveil(words)
+        return _fedveil(words, expected)
     if words[0] == "python" and words[1].endswith(".py"):
         return _printed(lambda: runpy.run_path(words[1], run_name="__main__"))
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", command], env={**os.environ, "PATH": path}, capture_output=True, text=True, timeout=240
     )
-    assert done.returncode == 0, f"{command}\n{done.stderr}"
+    assert done.returncode == expected, f"{command}\n{done.stderr}"
     return done.stdout
 
 
-def _fedveil(words: list[str]) -> str:
+def _fedveil(words: list[str], expected: int) -> str:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()) as err:
         patch.setattr(sys, "argv", words)
 
@@ -142,7 +145,7 @@ def _fedveil(words: list[str]) -> str:
                 main()
             except SystemExit as left:
                 code = left.code
-            assert not code, f"{shlex.join(words)}\n{err.getvalue()}"
+            assert (code or 0) == expected, f"{shlex.join(words)}: {code}\n{err.getvalue()}"
 
         return _printed(call)
 

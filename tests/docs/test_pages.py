@@ -50,6 +50,7 @@ def test_a_chinese_page_keeps_step_with_its_original(page):
     assert _code(page) == _code(original)
     assert _formulas(page) == _formulas(original)
     assert _headings(page) == _headings(original)
+    assert _rows(page) == _rows(original)
     assert len(re.findall(r"[\u4e00-\u9fff]", page.read_text())) > 100
 
 
@@ -57,6 +58,7 @@ def test_the_readmes_give_the_same_commands():
     english, chinese = READMES
     assert _code(english) == _code(chinese)
     assert _headings(english) == _headings(chinese)
+    assert _rows(english) == _rows(chinese)
     assert _pictures(english) == _pictures(chinese)
     assert any(commands(b.body) for b in blocks(english) if b.language == "bash")
 
@@ -112,6 +114,8 @@ def test_the_marks_do_what_they_say(tmp_path, monkeypatch):
     with_text("```bash\nfedveil run roundz=3\n```\n")
     with pytest.raises(AssertionError, match="no such setting"):
         run_page(page, tmp_path)
+    with_text("```bash exits=2\nfedveil run roundz=3\n```\n")
+    run_page(page, tmp_path)
     with_text("```python\nassert 1 == 2\n```\n")
     with pytest.raises(AssertionError, match="none.md:1"):
         run_page(page, tmp_path)
@@ -135,6 +139,12 @@ def _formulas(page):
 
 def _headings(page):
     return [len(h) for h in re.findall(r"^(#+) ", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)]
+
+
+def _rows(page):
+    """How many rows of tables and how many list items there are under each heading."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    return [len(re.findall(r"^(?:\||- |\d+\. )", part, re.M)) for part in re.split(r"^#+ ", text, flags=re.M)]
 
 
 def _pictures(page):

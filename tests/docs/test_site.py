@@ -21,7 +21,7 @@ def hooks():
 
 @pytest.fixture
 def page():
-    return SimpleNamespace(file=SimpleNamespace(src_uri="methods/fedavg.md"))
+    return SimpleNamespace(file=SimpleNamespace(src_uri="methods/none.md"))
 
 
 def test_a_flow_becomes_a_picture_of_its_own(hooks, page):
@@ -40,6 +40,15 @@ def test_marks_become_words_and_statements_become_tables(hooks, page):
     assert '```bash title="not run by the tests"\nls\n```' in made
     assert "\n| b |\n\n*The notes" in made
     assert "# Privacy" not in made
+
+
+def test_a_page_links_to_itself_in_the_other_language(hooks):
+    def made(name):
+        return hooks.on_page_markdown("# FedAvg", page=SimpleNamespace(file=SimpleNamespace(src_uri=name)))
+
+    assert made("methods/fedavg.md") == "[中文](../zh/methods/fedavg.md){ .other-language }\n\n# FedAvg"
+    assert made("zh/index.md").startswith("[English](../index.md)")
+    assert made("leak.md") == "# FedAvg"
 
 
 def test_links_out_of_the_documentation_keep_their_text(hooks, page):

@@ -74,3 +74,71 @@ def test_sites_whose_columns_differ_are_refused(tmp_path):
     table(tmp_path / "1.csv", 1, columns="a,c,y")
     with pytest.raises(Refused, match=r"2 of 3 clients|columns"):
         deploy(grid, settings(tmp_path))
+
+
+def test_a_node_is_the_client_that_it_is_registered_as(tmp_path):
+    class Info:
+        def __init__(self, node_id, name):
+            self.node_id, self.name = node_id, name
+
+    names = ["north", "south", "west"]
+    grid = sites(tmp_path)
+    grid.get_nodes = lambda: [Info(100 + k, name) for k, name in enumerate(names)]
+    run = settings(tmp_path) | {"sites": "north,south,west"}
+    assert orjson.loads(deploy(grid, run).summary.read_bytes())["rounds"] == 8
+    names[1] = "west"  # registered as another than the one that it says it is
+    with pytest.raises(Refused, match="2 of 3 clients"):
+        deploy(grid, run | {"folder": str(tmp_path / "other")})
+
+
+def test_a_site_that_cannot_read_its_file_is_heard(tmp_path):
+    grid = sites(tmp_path)
+    (tmp_path / "1.csv").unlink()
+    with pytest.raises(Refused, match=r"2 of 3 clients .* a node says: .*1\.csv"):
+        deploy(grid, settings(tmp_path))
+
+
+PRIVATE = ("method=dp_fedavg_local", "clip_norm=1", "sigma=2", "privacy.rng=secure", "runtime.timeout=5")
+
+
+def spent(place):
+    from fedveil.privacy.claims import Accounts
+    from fedveil.privacy.ledger import Ledger
+
+    accounts = Accounts.replay(Ledger.replay(place / "releases.jsonl").entries, delta=1e-5, local=True)
+    return accounts.spent("server", "record"), len(Ledger.replay(place / "releases.jsonl").entries)
+
+
+def test_a_site_keeps_its_own_budget_whatever_the_server_asks_for(tmp_path):
+    grid = sites(tmp_path)
+    config = settings(tmp_path, *PRIVATE)
+    free = deploy(grid, config)
+    whole = orjson.loads(free.summary.read_bytes())["epsilon"]["epsilon"]
+    own = tmp_path / "own"
+    grid.contexts[101].node_config |= {"epsilon": whole * 0.6, "state": str(own)}
+    deploy(grid, config | {"folder": str(tmp_path / "second")})
+    events = orjson.loads(b"[" + b",".join((tmp_path / "second/events.jsonl").read_bytes().splitlines()) + b"]")
+    out = [[x["client"] for x in event.get("excluded") or []] for event in events]
+    cost, rounds = spent(own)
+    assert out == [[]] * rounds + [[1]] * (8 - rounds) and 0 < rounds < 8, out
+    assert cost <= whole * 0.6 and "budget" in events[-1]["excluded"][0]["why"]
+    # Another run begins with what is left: nothing.
+    deploy(grid, config | {"folder": str(tmp_path / "third")})
+    assert spent(own) == (cost, rounds)
+
+
+@pytest.mark.parametrize(
+    ("lines", "why"),
+    [
+        (("method=fedavg",), "no mechanism of its own"),
+        (("method=dp_fedavg_central", *PRIVATE[1:]), "no mechanism of its own"),
+    ],
+)
+def test_a_site_with_a_budget_sends_nothing_without_noise(tmp_path, lines, why):
+    grid = sites(tmp_path)
+    for context in grid.contexts.values():
+        context.node_config |= {"epsilon": 1000.0, "state": str(tmp_path / "own")}
+    folder = deploy(grid, settings(tmp_path, *lines, "rounds=1"))
+    event = orjson.loads(folder.events.read_bytes().splitlines()[0])
+    assert why in str(event), event
+    assert not (tmp_path / "own/releases.jsonl").exists()

@@ -34,10 +34,10 @@ def mapping(chance, value):
     return found if isinstance(found, dict) else {}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_page_is_made_of_anything(tmp_path, seed):
     folder, chance = build(tmp_path / "r", rounds=1), random.Random(seed)
-    for _ in range(60):
+    for _ in range(40):
         (folder / "config.yaml").write_text(json.dumps({**mapping(chance, CONFIG), "kept": 1}))
         for name, value in (("summary", TOLD), ("statement", statement()), ("clients", people(4, 3))):
             (folder / f"{name}.json").write_text(json.dumps(mapping(chance, value)))

@@ -46,7 +46,7 @@ class Sums:
     @property
     def agree(self) -> bool:
         """Whether the uploads are the same as far as numbers of this kind can tell: calm, whatever else."""
-        return self.spread <= self.grid * self.energy or self.quartic == 0
+        return self.spread <= self.grid * self.energy or self.quartic <= 0
 
     @property
     def concentration(self) -> float:

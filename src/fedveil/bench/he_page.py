@@ -21,7 +21,7 @@ RULES = """\
   the network; what travels between the servers is given in megabytes, both directions together.
 - **Mean alone** is `transport=he`: the encrypted sum, opened by two servers, with nothing sensed or checked.
 - **TenSEAL** is its own `CKKSVector` (8192, 60+40+40 bits, 2^40), where all clients share the secret key and one server
-  adds: a weaker setting, since whoever has that key reads every upload.
+  adds: a weaker setting, since whoever has that key reads every upload. Its mean is the adding and one decryption.
 - **In the clear** is FedVeil's plaintext statistics and rules in float64.
 - Contenders take turns; numbers stand as median (least to most)."""
 
@@ -59,7 +59,7 @@ def overhead(row: Report) -> list[tuple[str, str, str]]:
     mine, alone, n = row["ours"]["seconds"], row["he"]["seconds"], row["setting"]["clients"]
 
     def more(extra: float, base: float) -> str:
-        return f"{100 * extra / base:+.0f} %"
+        return f"{100 * extra / base:+.1f} %"
 
     mean, sensed = seconds(row, "mean", "")["median"], mine["statistics"]["median"]
     clients, theirs = n * mine["client"]["median"], n * alone["client"]["median"]

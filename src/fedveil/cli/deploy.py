@@ -21,6 +21,10 @@ def init(
     ] = None,
     site: Annotated[list[str] | None, typer.Option("--site", help="A site's name; once for each.")] = None,
     sites: Annotated[int | None, typer.Option("--sites", help="Instead of names: how many sites.")] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option("--role", help="A party without data: shuffler, computer or controller."),
+    ] = None,
     port: Annotated[int, typer.Option("--port", help="The SuperLink's port.")] = 8000,
     listen: Annotated[str, typer.Option("--listen", help="The address that it listens on.")] = "0.0.0.0",
     days: Annotated[int, typer.Option("--days", help="How long the server's certificate holds.")] = 397,
@@ -38,7 +42,8 @@ def init(
     if sites is not None and not 0 < sites <= 1000:
         raise Refused(f"--sites: {sites} is not a number of sites; give one from 1 to 1000")
     names = tuple(site or ()) if sites is None else tuple(f"site-{k + 1}" for k in range(sites))
-    plan = Plan(name=name, sites=names, hosts=tuple(host or ()), port=port, days=days, listen=listen)
+    hosts, roles = tuple(host or ()), tuple(role or ())
+    plan = Plan(name=name, sites=names, hosts=hosts, port=port, days=days, listen=listen, roles=roles)
     aside = write(plan, out, force=force)
     if aside is not None:
         print(f"The earlier federation is now in {aside}.")
@@ -48,15 +53,15 @@ def init(
 @app.command()
 def renew(
     folder: Folder,
-    host: Annotated[list[str] | None, typer.Option("--host", help="Names and addresses of the SuperLink.")] = None,
+    host: Annotated[
+        list[str] | None, typer.Option("--host", help="Names and addresses; those of the old one, if none is given.")
+    ] = None,
     days: Annotated[int, typer.Option("--days", help="How long the certificate holds.")] = 397,
 ) -> None:
     """Write another server certificate before the old one ends; sites need not be told."""
     from fedveil.deploy.folder import renew as write_certificate
 
-    if not host:
-        raise Refused("--host: under which names do the sites reach the SuperLink? give --host superlink.example.org")
-    write_certificate(folder, host, days)
+    write_certificate(folder, host or [], days)
     print(f"Written: {folder / 'superlink/server.crt'}. Restart the SuperLink.")
 
 

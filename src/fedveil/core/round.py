@@ -64,7 +64,7 @@ def nobody(w: Tensor) -> Moves:
 
 
 def _silenced(signal: Signal, rows: list[int]) -> Signal:
-    """The same rows, those of whom nothing usable arrived as zeros."""
+    """The same rows, zeros in place of unusable ones: noise was planned for a rule on so many (SPEC 0, zero_out)."""
     value = signal.value.clone()
     value[rows] = 0.0
     return replace(signal, value=value)

@@ -14,11 +14,13 @@ from importlib import resources
 from pathlib import Path
 
 from fedveil import __version__
-from fedveil.core.errors import Refused, positive
-from fedveil.deploy.keys import LOOPBACK, Authority, general_name, node_key, pem
+from fedveil.core.errors import Refused, one_of, positive
+from fedveil.deploy.keys import LOOPBACK, Authority, general_name, names_in, node_key, pem
 from fedveil.deploy.superlink import FLOWER
 
 SECRET, PUBLIC, SCRIPT = 0o600, 0o644, 0o755
+ROLES = ("shuffler", "computer", "controller")
+EVERYWHERE = ("0.0.0.0", "::")
 MARK = "superlink/superlink.conf"
 """A folder that holds this file was written here."""
 
@@ -33,6 +35,8 @@ class Plan:
     port: int = 8000
     days: int = 397
     listen: str = "0.0.0.0"
+    roles: tuple[str, ...] = ()
+    """Parties that hold no data, such as the shuffler."""
 
     def __post_init__(self) -> None:
         _word("--name", self.name)
@@ -40,8 +44,10 @@ class Plan:
             raise Refused("--site: a federation needs at least one; give --site NAME for each, or --sites NUMBER")
         for site in self.sites:
             _word("--site", site)
-        if len(set(self.sites)) < len(self.sites):
-            raise Refused("--site: two sites have one name; give each its own")
+        for role in self.roles:
+            one_of("--role", role, ROLES)
+        if len({*self.sites, *self.roles}) < len(self.sites) + len(self.roles):
+            raise Refused("--site: two sites have one name, or that of a role; give each its own")
         if not self.hosts:
             raise Refused(
                 "--host: under which name do the sites reach the SuperLink? give --host superlink.example.org"
@@ -85,13 +91,13 @@ def write(plan: Plan, out: Path, *, force: bool = False) -> Path | None:
 
 
 def renew(folder: Path, hosts: Sequence[str], days: int) -> None:
-    """Another server certificate from the same authority, with a fresh key; sites need not be told."""
+    """Another server certificate from the same authority, with a fresh key, for these names or those of the old one."""
     _ours(folder)
     try:
         authority = Authority.read((folder / "ca/ca.key").read_bytes(), (folder / "superlink/ca.crt").read_bytes())
     except FileNotFoundError as problem:
         raise Refused(f"{problem.filename}: is not there; put the authority's key back for this one command") from None
-    key, certificate = authority.server(hosts, days)
+    key, certificate = authority.server(hosts or names_in((folder / "superlink/server.crt").read_bytes()), days)
     put(folder / "superlink/server.key", key, SECRET)
     put(folder / "superlink/server.crt", certificate, PUBLIC)
 
@@ -152,7 +158,8 @@ def _fill(root: Path, plan: Plan) -> None:
 
     authority = Authority.new(f"{plan.name} federation")
     anchor = authority.certificate.public_bytes(Encoding.PEM)
-    key, certificate = authority.server(plan.hosts, plan.days)
+    here = () if plan.listen in EVERYWHERE else (plan.listen,)
+    key, certificate = authority.server((*plan.hosts, *here), plan.days)
     words = {
         "app": plan.name,
         "publisher": "federation",
@@ -179,7 +186,7 @@ def _fill(root: Path, plan: Plan) -> None:
     put(app / "federation/__init__.py", b"", PUBLIC)
     _copy("superlink", root / "superlink", words)
     approved = check_sum(app)
-    for number, site in enumerate(plan.sites):
+    for number, site in enumerate((*plan.sites, *plan.roles)):
         place = root / "sites" / site
         private, public = node_key()
         put(place / "node.key", private, SECRET)
@@ -188,6 +195,8 @@ def _fill(root: Path, plan: Plan) -> None:
         put(place / "ca.crt", anchor, PUBLIC)
         own = {"site": site, "number": str(number), "data": f"/path/to/{site}.csv", "approved": approved}
         _copy("site", place, words | own)
+        if site in plan.roles:
+            put(place / "site.toml", _template("role.toml", words | own), PUBLIC)
     put(root / "README.md", _template("README.md", words), PUBLIC)
     for folder in (root / "superlink", *(root / "sites").iterdir()):
         put(folder / "wheels/.keep", b"", PUBLIC)

@@ -103,6 +103,16 @@ def general_name(host: str) -> x509.GeneralName:
     return x509.DNSName(host.lower())
 
 
+def names_in(certificate: bytes) -> list[str]:
+    """The names and addresses that a server's certificate is for."""
+    try:
+        found = x509.load_pem_x509_certificate(certificate).extensions
+        names = found.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound) as problem:
+        raise Refused(f"server.crt: it cannot be read ({problem}); give --host for each name") from None
+    return [str(name.value) for name in names]
+
+
 def _plain(label: str) -> bool:
     return label.isascii() and label.replace("-", "a").isalnum() and label[0] != "-" and label[-1] != "-"
 

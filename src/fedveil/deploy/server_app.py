@@ -17,7 +17,7 @@ app = ServerApp()
 class Stopped(AppExitException):
     """Why a run did not go on, in words."""
 
-    exit_code = ExitCode.SERVERAPP_STRATEGY_PRECONDITION_UNMET
+    exit_code = ExitCode.SERVERAPP_EXCEPTION
 
 
 @app.main()

@@ -19,9 +19,10 @@ from typing import Any
 
 from fedveil.core.errors import Refused
 from fedveil.deploy.superlink import check_flower, offline, tied
-from fedveil.runtime.build import ALLOWED
 
 APPROVED = "FEDVEIL_APPROVED_APPS"
+PARTS = "FEDVEIL_PARTS"
+"""Read where parts are built; named here once more, so that a SuperNode need not load what trains."""
 GET_FAB = 4
 """Where a connection's function that fetches an app stands in what Flower 1.41 makes of it."""
 
@@ -68,7 +69,7 @@ def main() -> None:
     check_flower()
     if "--insecure" in sys.argv or "--auth-supernode-private-key" not in sys.argv:
         raise Refused("supernode: TLS and the site's key are not optional here; use the start script as written")
-    os.environ.setdefault(ALLOWED, "")
+    os.environ.setdefault(PARTS, "")
     place = os.environ.get(APPROVED)
     if place is None:
         raise Refused(f"supernode: {APPROVED} is not set; use the start script as written")

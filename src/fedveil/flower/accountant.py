@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,9 @@ class LedgerAccountant:
 
     def charge(self, lines: Sequence[Line]) -> None:
         """Charge releases of one round in FedVeil's own words, as :class:`FedVeilStrategy` does."""
-        self._ledger.charge(self._next, lines, self._mark)
+        number = self._next
+        stamped = [replace(line, release=replace(line.release, round=number)) for line in lines]
+        self._ledger.charge(number, stamped, self._mark)
 
     def get_epsilon(self, delta: float) -> float:
         """ε of everything so far at this δ."""

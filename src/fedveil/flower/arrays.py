@@ -51,8 +51,8 @@ def moved(before: Plain, by: Tensor, layout: Layout, others: Plain) -> ArrayReco
     return record
 
 
-def alike(arrays: Plain, before: Plain) -> str | None:
-    """None where arrays have the names, shapes and kinds of those before; otherwise what is wrong with them."""
+def alike(arrays: Plain, before: Plain, *, finite: bool = True) -> str | None:
+    """None where arrays have the names, shapes and kinds of those before (and are ``finite``); else what is wrong."""
     if arrays.keys() != before.keys():
         return "other arrays than it was sent"
     for name, array in before.items():
@@ -60,6 +60,6 @@ def alike(arrays: Plain, before: Plain) -> str | None:
             return f"{name} has shape {arrays[name].shape} instead of {array.shape}"
         if (arrays[name].dtype.kind == REAL) != (array.dtype.kind == REAL):
             return f"{name} holds {arrays[name].dtype} instead of {array.dtype}"
-        if array.dtype.kind == REAL and not np.isfinite(arrays[name]).all():
+        if finite and array.dtype.kind == REAL and not np.isfinite(arrays[name]).all():
             return f"{name} is not finite"
     return None

@@ -92,9 +92,8 @@ class StagesMod:
         if len(records) != 1:
             return _refuse(msg, f"StagesMod: a reply has one set of arrays, and this one {len(records)}")
         name, after = records[0][0], plain(records[0][1])
-        wrong = alike(after, before)
-        if wrong is not None and "finite" not in wrong:
-            return _refuse(msg, f"StagesMod: the reply has {wrong}")
+        if wrong := alike(after, before, finite=False):  # what is not finite is a clip's to deal with
+            return _refuse(msg, f"StagesMod: the reply cannot be used: {wrong}")
         layout = layout_of(before)
         delta = move(after, before, layout)[None, :]
         generator = secure_generator() if self.seed is None else stream(self.seed, "mod", number, ctxt.node_id)

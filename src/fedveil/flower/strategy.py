@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import replace
 from logging import INFO, WARNING
 from typing import Any, Literal
 
@@ -209,7 +208,7 @@ class FedVeilStrategy(FedAvg):
         return rule(uploads, weights)
 
     def _lines(self, releases: Iterable[Release]) -> list[Line]:
-        return [Line(replace(r, round=self._round), None, self._sampling, ("public",)) for r in releases]
+        return [Line(release, None, self._sampling, ("public",)) for release in releases]
 
     @property
     def _sampling(self) -> Sampling:

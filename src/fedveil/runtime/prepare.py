@@ -179,7 +179,7 @@ def prepare(
         engine, reason = choose("sequential", facts, recipe)[0], "a node trains one client"
     else:
         engine, reason = choose(settings.engine, facts, recipe)
-    attackers = _attackers(config, facts, recipe, settings)
+    attackers = _attackers(config, facts, recipe, settings.engine)
     training = Training(
         config, settings, recipe, federation, objective, engine, reason, cohort, batching, attackers=attackers
     )
@@ -206,7 +206,7 @@ def _watched(training: Training) -> Training:
     return training
 
 
-def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, settings: Settings) -> Attackers | None:
+def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, wanted: str) -> Attackers | None:
     """The dishonest clients that the configuration asks for; None where everybody is honest."""
     node = dict(config["attack"])
     if node.get("build") is None:
@@ -217,9 +217,10 @@ def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, settings
     attack = build(node, "attack")
     if not clients:
         return None
-    if onset > settings.rounds:
+    rounds = fit("rounds", config["rounds"], int)
+    if onset > rounds:
         raise Refused(
-            f"attack.onset: round {onset} never comes in a run of {settings.rounds} rounds, and nobody would attack; "
+            f"attack.onset: round {onset} never comes in a run of {rounds} rounds, and nobody would attack; "
             "give an earlier one, or more rounds"
         )
     if recipe.sums_only:
@@ -231,7 +232,7 @@ def _attackers(config: Mapping[str, Any], facts: Facts, recipe: Method, settings
     if attack.poison is not None:
         attack.poison.fits(facts.federation)
         poisoned = Poisoned(facts.federation, clients, attack.poison, facts.seed)
-        engine, _ = choose(settings.engine, replace(facts, federation=poisoned), recipe)
+        engine, _ = choose(wanted, replace(facts, federation=poisoned), recipe)
     return Attackers(name, attack, clients, onset, share, facts.seed, engine)
 
 

@@ -220,3 +220,18 @@ def test_too_few_uploads_or_too_many_attackers_end_a_round():
         Duet(keys(7, 30)).begin(cohort(np.random.default_rng(0), 1, 30))
     with pytest.raises(Refused, match="minority"):
         Plan(4, 10, byzantine=2)
+
+
+@pytest.mark.parametrize("body", [b"\xc1", b"\x92\x01\x01", b"\x92\xa1a\x02", b"\x01"])
+def test_a_list_of_clients_that_is_none_is_rejected(body):
+    duet = Duet(keys(3, 50))
+    duet.ends[1].send("tell:seats", body)
+    with pytest.raises(Malformed, match="list of clients"):
+        duet.one.round(0)
+
+
+def test_keys_without_the_entropy_say_so():
+    duet = Duet(keys(3, 50))
+    round = duet.begin(cohort(np.random.default_rng(0), 3, 50))
+    with pytest.raises(Refused, match="--entropy"):
+        duet.both(lambda r: r.indicate(), round)

@@ -14,12 +14,14 @@ import torch
 from flwr.app import Context
 from torch import Tensor
 
+from fedveil.core.errors import Refused
 from fedveil.core.parts import ANNOUNCED, MOVE, Moves, State, Uploads
 from fedveil.core.round import PREVIOUS, depart
 from fedveil.core.stage import Context as Stance
 from fedveil.core.stage import Release
 from fedveil.privacy.noise import PerClient
 from fedveil.runtime.accounting import client_streams
+from fedveil.runtime.flower.budget import charge
 from fedveil.runtime.flower.keeping import recall
 from fedveil.runtime.flower.messages import Made, Order
 from fedveil.runtime.flower.sites import Sites, at_node, nothing, own_data, task_of
@@ -89,6 +91,7 @@ class Outcome:
 def train(training: Training, order: Order, server: State, context: Context) -> Outcome:
     """One client's half of a round, as a run in process has it."""
     method, client = training.method, order.client
+    charged = charge(training, order, server, context)
     held, forgot = None, False
     if method.local.remembers:
         found = recall(context, order, place_of(order.settings, context))
@@ -110,6 +113,8 @@ def train(training: Training, order: Order, server: State, context: Context) -> 
     with _quietly(training):
         moves = training.engine.train(method, server, method.local.drift(held, server), ctx)
         uploads, memory = depart(method, moves, held, server, ctx)
+    if charged is not None and kinds(ctx.releases) != kinds(line.release for line in charged):
+        raise Refused("this site has a budget, and the method released what was not charged")
     return Outcome(uploads, moves, ctx, memory, forgot)
 
 

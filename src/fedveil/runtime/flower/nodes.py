@@ -63,15 +63,17 @@ class Nodes:
                 found = self._placed(decode(Present, answer, {})[0])
             except Malformed:
                 continue
-            fits = not self.names or found.role or self._is(found.client, registered.get(node))
-            self.present[node] = found if fits else replace(found, client=NOBODY)
+            fits = not self.names or self._is(found, registered.get(node))
+            self.present[node] = found if fits else replace(found, client=NOBODY, role="")
         # A node that came back under another number takes its place again.
         self.clients = {found.client: node for node, found in sorted(self.present.items()) if not found.role}
         self.clients.pop(NOBODY, None)
         self.roles = {found.role: node for node, found in sorted(self.present.items()) if found.role}
 
-    def _is(self, client: int, name: str | None) -> bool:
-        return 0 <= client < len(self.names) and self.names[client] == name
+    def _is(self, found: Present, name: str | None) -> bool:
+        if found.role:
+            return found.role == name
+        return 0 <= found.client < len(self.names) and self.names[found.client] == name
 
     def _placed(self, found: Present) -> Present:
         behind = -1 if self.population is None else found.client - self.population

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedveil.core.errors import Refused
 from fedveil.transport.duo.dealer import ClientKeys
-from fedveil.transport.duo.lattice import ring
+from fedveil.transport.duo.lattice import Encryptor, ring
 from fedveil.transport.duo.parameters import POINT, RESULTS, VECTORS, Plan
 from fedveil.transport.duo.stream import Words
 from fedveil.transport.he.ring import Floats, Residues
@@ -31,7 +31,7 @@ class Sealer:
 
     def __init__(self, plan: Plan, public: bytes) -> None:
         self.plan, self._ring = plan, ring(VECTORS)
-        self._encryptor = self._ring.seal.Encryptor(self._ring.context, self._ring.load("PublicKey", public))
+        self._encrypt = Encryptor(self._ring, public)
 
     def __call__(self, values: Floats) -> bytes:
         """The ciphertexts of a float64 vector, its coordinates as coefficients."""
@@ -46,14 +46,7 @@ class Sealer:
         whole[: plan.length] = np.rint(values * (2.0**POINT / plan.bound * place.primes[2]))
         moduli = place.moduli[: place.levels].view(np.int64)
         plain = place.forward((whole.reshape(plan.blocks, 1, place.degree) % moduli).view(np.uint64))
-        zeros = np.stack([self._zero() for _ in range(plan.blocks)])
-        zeros[:, 0] = place.plus(zeros[:, 0], plain)
-        return MAGIC + place.packed(zeros.reshape(2 * plan.blocks, place.levels, place.degree))
-
-    def _zero(self) -> Residues:
-        out = self._ring.seal.Ciphertext()
-        self._encryptor.encrypt_zero(self._ring.identity[self._ring.levels], out)
-        return self._ring.parts(out)
+        return MAGIC + place.packed(self._encrypt(plain).reshape(2 * plan.blocks, place.levels, place.degree))
 
 
 def seal(plan: Plan, public: bytes, values: Floats) -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedveil.transport.duo.client import GUARD, result
 from fedveil.transport.duo.dealer import ServerKeys
-from fedveil.transport.duo.lattice import product, ring
+from fedveil.transport.duo.lattice import Encryptor, product, ring
 from fedveil.transport.duo.link import Link
 from fedveil.transport.duo.parameters import RESULTS
 from fedveil.transport.duo.rules import Update
@@ -28,8 +28,7 @@ class Switch:
 
     def __init__(self, keys: ServerKeys) -> None:
         self._ring = ring(RESULTS)
-        public = self._ring.load("PublicKey", keys.results_public)
-        self._encryptor = self._ring.seal.Encryptor(self._ring.context, public)
+        self._encrypt = Encryptor(self._ring, keys.results_public)
 
     def delivered(self, link: Link, first: bool, update: Update) -> bytes | None:
         """At S1 the ciphertext for the clients; None at S2."""
@@ -50,11 +49,4 @@ class Switch:
             [product(padded % np.uint64(q), np.full_like(padded, 1 << GUARD), q) for q in place.primes[: place.levels]]
         ).reshape(place.levels, blocks, degree)
         plain = place.forward(residues.transpose(1, 0, 2).copy())
-        out = np.stack([self._zero() for _ in range(blocks)])
-        out[:, 0] = place.plus(out[:, 0], plain)
-        return out.reshape(2 * blocks, place.levels, degree)
-
-    def _zero(self) -> Residues:
-        out = self._ring.seal.Ciphertext()
-        self._encryptor.encrypt_zero(self._ring.identity[self._ring.levels], out)
-        return self._ring.parts(out)
+        return self._encrypt(plain).reshape(2 * blocks, place.levels, degree)

@@ -3,6 +3,8 @@
 The shares p_i = d_i/S stand on shares modulo 2^192. S2 masks them, S1 encrypts what it sees in the deep ring, S2
 takes its masks off again, exactly, and computes −p ln p in all slots at once (error under 1e-3). The sum of the slots
 is one constant coefficient, whose decryption by two ends in shares again; only H rounded to 2^−10 is opened, to S1.
+S1 made the ciphertext that S2 computed with, so that what comes of it would tell of S2's masks: before a half of it
+goes back, S2 adds a fresh encryption of zero.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from fedveil.transport.duo import wide
 from fedveil.transport.duo.bits import digits
 from fedveil.transport.duo.dealer import ServerKeys
 from fedveil.transport.duo.fixed import SHARE
-from fedveil.transport.duo.lattice import Ring, product, ring
+from fedveil.transport.duo.lattice import Encryptor, Ring, product, ring
 from fedveil.transport.duo.parameters import SCALARS
 from fedveil.transport.duo.party import Party
 from fedveil.transport.duo.stream import Stream
@@ -30,8 +32,9 @@ DEGREE = 31
 SCALE = 2.0**40
 MASK = SHARE + 71
 """Bits of masks, where shares of the whole have SHARE at most: within 2^−70 of telling nothing."""
-FLOOD = 40
-"""Bits by which the mask of the opened coefficient is longer than the coefficient, of 45 bits at most."""
+FLOOD = 52
+"""Bits by which the mask of the opened coefficient is longer than the coefficient, of 45 bits at most; together they
+stay below the 100 bits of modulus that are left."""
 POINT = 20
 """Bits after the point of H on shares."""
 ROUNDED = 10
@@ -44,6 +47,12 @@ def polynomial() -> Floats:
     points = chebyshev.chebpts1(DEGREE + 1)
     p = (points + 1) / 2
     return np.asarray(np.linalg.solve(chebyshev.chebvander(points, DEGREE), -p * np.log(p)), np.float64)
+
+
+def _sized(body: bytes, size: int) -> bytes:
+    if len(body) != size:
+        raise Malformed(f"{len(body)} bytes about the entropy, not {size}")
+    return body
 
 
 class Side:
@@ -81,23 +90,19 @@ class Controller(Side):
     def entropy(self, shares: Wide) -> float:
         """H."""
         place, party, n = self._ring, self.party, len(shares)
-        body = party.link.receive("masked")
-        if len(body) != wide.SIZE * n:
-            raise Malformed("masked shares of another number of clients")
+        body = _sized(party.link.receive("masked"), wide.SIZE * n)
         seen = [int(v) for v in (shares + wide.load(body)) % RING]
-        encryptor = place.seal.Encryptor(place.context, place.load("PublicKey", self.keys.scalars_public))
-        zero = place.seal.Ciphertext()
-        encryptor.encrypt_zero(place.identity[SCALARS.levels], zero)
-        parts = place.parts(zero)
-        parts[0] = place.plus(parts[0], self._sum(seen, n))
-        party.link.send("cipher", place.packed(parts))
-        scale, levels = np.frombuffer(party.link.receive("tell:scale"), np.float64)
+        encrypt = Encryptor(place, self.keys.scalars_public)
+        party.link.send("cipher", place.packed(encrypt(self._sum(seen, n)[None])[0]))
+        scale, levels = np.frombuffer(_sized(party.link.receive("tell:scale"), 16), np.float64)
+        if not (scale > 0 and 1 <= levels <= SCALARS.levels):
+            raise Malformed("a scale and a level that a ciphertext does not have")
         rest = place.unpacked(party.link.receive("cipher"), 1, int(levels))[0]
-        half = [int(v) for v in np.frombuffer(party.link.receive("masked"), np.uint64)]
+        half = [int(v) for v in np.frombuffer(_sized(party.link.receive("masked"), 8 * int(levels)), np.uint64)]
         mine = place.constants(place.times(rest, self._share[0, : int(levels)]))
         opened = place.joined([(a + b) % q for a, b, q in zip(mine, half, place.primes, strict=False)])
         bits = self._rounded(opened, n, float(scale))
-        other = np.frombuffer(party.link.receive("reveal:entropy"), np.uint8).reshape(bits.shape)
+        other = np.frombuffer(_sized(party.link.receive("reveal:entropy"), bits.size), np.uint8).reshape(bits.shape)
         return float(sum(int(row[0] & 1) << at for at, row in enumerate(bits ^ other)) / 2**ROUNDED)
 
 
@@ -120,8 +125,8 @@ class Computer(Side):
         parts = place.unpacked(party.link.receive("cipher"), 2, SCALARS.levels)
         parts[0] = place.minus(parts[0], self._sum(masks, n))
         found = self._evaluated(place.ciphertext(parts, SCALE * place.primes[SCALARS.levels - 1]))
-        out = place.parts(found)
-        levels = out.shape[1]
+        levels = found.coeff_modulus_size()
+        out = place.plus(place.parts(found), Encryptor(place, self.keys.scalars_public).zero(levels))
         mask = self._drawn(45 + FLOOD)
         half = place.constants(place.plus(out[0], place.times(out[1], self._share[0, :levels])))
         party.link.send("tell:scale", np.array([found.scale, levels], np.float64).tobytes())

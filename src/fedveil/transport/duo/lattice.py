@@ -35,6 +35,13 @@ class Ring:
 
     def __init__(self, lattice: Lattice) -> None:
         s = self.seal = seal()
+        try:
+            import zstandard
+        except ImportError:
+            raise Refused(
+                "transport: duo needs zstandard; install the extra with `pip install 'fedveil[he]'`"
+            ) from None
+        self._zstandard = zstandard
         self.lattice, self.degree, self.levels = lattice, lattice.degree, lattice.levels
         chosen = s.EncryptionParameters(s.SCHEME_TYPE.CKKS)
         chosen.set_poly_modulus_degree(self.degree)
@@ -73,10 +80,8 @@ class Ring:
 
     def residues(self, thing: Any, shape: tuple[int, ...]) -> Residues:
         """The residues of a ciphertext, plaintext or secret key, which are the end of what SEAL writes."""
-        import zstandard
-
         size = 8 * int(np.prod(shape))
-        body = zstandard.ZstdDecompressor().decompress(dumped(thing)[HEADER.size :], max_output_size=size + 4096)
+        body = self._zstandard.ZstdDecompressor().decompress(dumped(thing)[HEADER.size :], max_output_size=size + 4096)
         return np.frombuffer(body, np.uint64, size // 8, len(body) - size).reshape(shape).copy()
 
     def parts(self, ciphertext: Any) -> Residues:
@@ -124,11 +129,6 @@ class Ring:
             out[..., place, :] = product(a[..., place, :], b[..., place, :], prime)
         return out
 
-    def whole(self, integers: list[int], primes: int) -> Residues:
-        """The residues ``(len(integers), primes, 1)`` of large integers."""
-        found = [[[value % q] for q in self.primes[:primes]] for value in integers]
-        return np.array(found, np.uint64)
-
     def constants(self, values: Residues) -> list[int]:
         """The constant coefficient modulo each prime of one transformed polynomial: the mean of its values."""
         inverse = [pow(self.degree, -1, q) for q in self.primes]
@@ -146,12 +146,6 @@ class Ring:
             found += value * rest * pow(rest, -1, q)
         found %= modulus
         return found - modulus if found > modulus // 2 else found
-
-    def secret(self, residues: Residues) -> bytes:
-        """Residues modulo all primes in the format of a secret key."""
-        head = np.array(tuple(self.context.key_parms_id()), np.uint64).tobytes()
-        data = self._framed(struct.pack("<Q", residues.size) + residues.tobytes())
-        return self._framed(head + struct.pack("<Qd", residues.size, 1.0) + data)
 
     def packed(self, residues: Residues) -> bytes:
         """Residues below their primes as few bytes as whole bytes allow."""
@@ -185,6 +179,26 @@ class Ring:
 
     def _framed(self, body: bytes) -> bytes:
         return HEADER.pack(MAGIC, HEADER.size, *self._version, 0, 0, HEADER.size + len(body)) + body
+
+
+class Encryptor:
+    """Encrypts integer polynomials under a public key, by SEAL's encryption of zero."""
+
+    def __init__(self, place: Ring, public: bytes) -> None:
+        self._ring = place
+        self._encryptor = place.seal.Encryptor(place.context, place.load("PublicKey", public))
+
+    def __call__(self, plain: Residues) -> Residues:
+        """Ciphertexts ``(polynomials, 2, primes, degree)`` of transformed polynomials."""
+        out = np.stack([self.zero(self._ring.levels) for _ in range(len(plain))])
+        out[:, 0] = self._ring.plus(out[:, 0], plain)
+        return out
+
+    def zero(self, levels: int) -> Residues:
+        """A fresh encryption of zero ``(2, levels, degree)``."""
+        out = self._ring.seal.Ciphertext()
+        self._encryptor.encrypt_zero(self._ring.identity[levels], out)
+        return self._ring.parts(out)
 
 
 def product(a: Residues, b: Residues, prime: int) -> Residues:

@@ -8,8 +8,9 @@ factors c are shared. An upload beyond the norm bound counts as zeros: it is mul
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgpack
 import numpy as np
@@ -118,13 +119,15 @@ class Round:
             seats = [seat for seat, _ in uploads]
             self.link.send("tell:seats", msgpack.packb(seats))
             return seats
-        seats = msgpack.unpackb(self.link.receive("tell:seats"))
-        if not isinstance(seats, list) or not all(type(seat) is int for seat in seats) or len(set(seats)) < len(seats):
+        found: Any = None
+        with suppress(ValueError, msgpack.UnpackException):
+            found = msgpack.unpackb(self.link.receive("tell:seats"))
+        if not isinstance(found, list) or not all(type(seat) is int for seat in found) or len(set(found)) < len(found):
             raise Malformed("a list of clients that is none")
-        if not 2 <= len(seats) <= self.plan.clients:
-            raise Aborted(f"{len(seats)} uploads arrived, of 2 to {self.plan.clients} that a round may have")
-        self.link.opened("seats", seats)
-        return seats
+        if not 2 <= len(found) <= self.plan.clients:
+            raise Aborted(f"{len(found)} uploads arrived, of 2 to {self.plan.clients} that a round may have")
+        self.link.opened("seats", found)
+        return found
 
     def _combinations(self) -> bytes:
         """The seed of the random combinations; drawn after the uploads, so that no client could fit its own to it."""

@@ -28,8 +28,8 @@ FACTOR = 22
 """Bits after the point of n²·c_i in centered clipping."""
 LONGEST = 30
 """Bits of the length of a result in units: beside uploads, its products stay below 2^62."""
-FAR = 1 << 60
-"""Above all sums of distances."""
+FAR = 1 << 61
+"""Above all sums of distances: fewer than MOST, each of 2^54 at most."""
 
 
 @dataclass(frozen=True)
