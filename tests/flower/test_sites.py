@@ -69,6 +69,13 @@ def test_noise_from_a_known_seed_is_refused_between_real_sites(tmp_path):
     assert orjson.loads(deploy(sites(tmp_path), config).summary.read_bytes())["rounds"] == 8
 
 
+def test_two_servers_are_refused_between_real_sites(tmp_path):
+    require("tenseal")
+    words = ("method=apa_fl", "clip_norm=1", "sigma=1", "privacy.rng=secure", "aggregate=mean")
+    with pytest.raises(Refused, match="use masks between real sites, and duo in a simulation"):
+        deploy(sites(tmp_path), settings(tmp_path, *words))
+
+
 def test_sites_whose_columns_differ_are_refused(tmp_path):
     grid = sites(tmp_path)
     table(tmp_path / "1.csv", 1, columns="a,c,y")

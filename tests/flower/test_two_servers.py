@@ -95,11 +95,12 @@ def test_a_round_in_which_a_party_is_lost_is_begun_again(tmp_path, node):
 
 def test_a_round_without_a_server_is_aborted_in_words_and_the_run_goes_on(tmp_path):
     training = training_of(*APA, "rounds=2")
-    grid = grid_for(training, tamper=switched_off(S2, {30, 31}))
+    grid = grid_for(training, tamper=switched_off(S2, {150, 151}))  # after S1 has seen the numbers
     _, summary, folder, _ = over_nodes(training, tmp_path / "run", grid)
     first, second = folder.read_events()
     assert first["aborted"].startswith("no answer from S2 (error: the node was switched off)")
     assert "the model is that of the last complete round" in first["aborted"] and "aborted" not in second
+    assert [orjson.loads(x)["round"] for x in (folder.nodes / "S1.jsonl").read_bytes().splitlines()] == [1, 2]
     assert summary["rounds"] == 2 and [entry[:2] for entry in releases(folder)] == [(1, "charged"), (2, "charged")]
 
 

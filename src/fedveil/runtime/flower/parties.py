@@ -10,7 +10,7 @@ the node's own state: all that it draws and needs twice is made of a secret in t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -142,11 +142,12 @@ def step(message: Step, context: Context) -> Spoken:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """A party's program in this process, the secret of its meeting, and its conversations."""
+    """A party's program in this process, the secret of its meeting, its conversations, and what S1 noted down."""
 
     own: bytes
     desk: Desk
     channels: dict[str, Channel]
+    noted: list[dict[str, Any]] = field(default_factory=list)
 
 
 _held_here: dict[tuple[int, str], Held] = {}
@@ -160,6 +161,9 @@ def _spoken(context: Context, record: ConfigRecord, heard: ConfigRecord) -> Spok
         number = record[f"to {receiver}"] = _count(record, f"to {receiver}") + 1
         boxes.append((receiver, held.channels[receiver].seal(number, frame)))
     record["said"] = said + len(boxes)
+    for told in held.noted[_count(record, "noted") :]:  # at once: the round may still come to nothing
+        _note(place_of(unpack(Task, _bytes(record, "task")).settings, context), str(record["role"]), told)
+    record["noted"] = len(held.noted)
     if not desk.ended:
         return Spoken(tuple(boxes), None, None)
     _clear(context, str(record["role"]))
@@ -167,8 +171,6 @@ def _spoken(context: Context, record: ConfigRecord, heard: ConfigRecord) -> Spok
         known = isinstance(desk.failure, Aborted | Refused | Rejected)
         return Spoken(tuple(boxes), None, str(desk.failure) if known else type(desk.failure).__name__)
     found: dict[str, Any] = desk.found  # type: ignore[assignment]
-    if (told := found.pop("log", None)) is not None:
-        _note(place_of(unpack(Task, _bytes(record, "task")).settings, context), str(record["role"]), told)
     return Spoken(tuple(boxes), msgpack.packb(found), None)
 
 
@@ -225,7 +227,9 @@ def _program(context: Context, task: Task, role: str, held: Held) -> Callable[[]
     identity = _identity(context)
 
     def clerk() -> dict[str, Any]:
-        return _carried_out(mine, order, task, _Controller(training, task, identity) if role == S1 else None)
+        return _carried_out(
+            mine, order, task, _Controller(training, task, identity, held.noted) if role == S1 else None
+        )
 
     def work() -> object:
         return together(clerk, lambda: serve(keys, mends, orders, desk.link(other), held.own), (mine, orders))[0]
@@ -265,11 +269,11 @@ def _carried_out(mine: Framed, order: dict[str, Any], task: Task, controller: _C
 class _Controller:
     """S1's controller: what it remembers stands in a box that the server keeps and cannot open."""
 
-    def __init__(self, training: Training, task: Task, identity: Identity) -> None:
-        self._training, self._task, self._identity = training, task, identity
+    def __init__(self, training: Training, task: Task, identity: Identity, noted: list[dict[str, Any]]) -> None:
+        self._training, self._task, self._identity, self._noted = training, task, identity, noted
 
     def decide(self, opened: dict[str, float], clients: int) -> tuple[str, dict[str, Any]]:
-        """The rule's name, and what others may know: its memory sealed, what is announced; the log is S1's own."""
+        """The rule's name, and what others may know: its memory sealed, what is announced; what it notes is its own."""
         rule = self._training.method.aggregate
         if not isinstance(rule, Controller):
             return named(rule, clients), {}
@@ -283,6 +287,7 @@ class _Controller:
             announced={n.removeprefix(ANNOUNCED): float(v) for n, v in known.items() if n.startswith(ANNOUNCED)},
         )
         chosen, learned = rule.choose_by(known, opened, clients, ctx)
+        self._noted.append({"round": self._task.round, "clients": clients, "opened": opened} | ctx.log)
         memory = self._identity.keep(save({name: value.contiguous() for name, value in learned.items()}))
         announced = {name: float(value) for name, value in learned.items() if name.startswith(ANNOUNCED)}
         return named(chosen, clients), {
@@ -290,7 +295,6 @@ class _Controller:
             "forgot": forgot,
             "announced": announced,
             "noise": ctx.log.get("noise"),
-            "log": {"round": self._task.round, "clients": clients, "opened": opened} | ctx.log,
         }
 
     def _known(self, rule: Controller) -> tuple[State, bool]:
