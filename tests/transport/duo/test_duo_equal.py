@@ -194,3 +194,11 @@ def test_a_ciphertext_of_what_no_client_may_send_counts_as_zeros(kind):
     assert duet.result(round, "mean")[0] == pytest.approx(kept.mean(0), abs=1e-6)
     seen, _ = duet.both(lambda r: r.sense(), round)
     assert seen.energy == pytest.approx(float((kept**2).sum()), rel=1e-5)
+
+
+def test_krum_that_picks_an_upload_beyond_the_bound_returns_zeros():
+    """Zeros in its place are nearest to uploads that point everywhere: what is returned must be those zeros."""
+    duet, x = Duet(keys(5, 400, byzantine=1)), np.random.default_rng(1).normal(size=(5, 400))
+    x *= 0.9 / np.linalg.norm(x, axis=1)[:, None]
+    x[2] *= 1000
+    assert (duet.result(duet.begin(x), "krum")[0] == 0).all()

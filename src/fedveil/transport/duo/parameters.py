@@ -89,7 +89,7 @@ class Plan:
     @property
     def most(self) -> int:
         """Rounds, with attempts that were lost, after which 2^OPENED coefficients were opened under masks."""
-        return 2**OPENED // (self.clients * self.blocks * VECTORS.degree)
+        return (1 << OPENED) // (self.clients * self.blocks * VECTORS.degree)
 
     @property
     def blocks(self) -> int:
