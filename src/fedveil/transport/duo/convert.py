@@ -38,7 +38,7 @@ class Halves:
     def _begun(self, link: Link, parts: Residues, mask: Stream) -> Words:
         place, (blocks, _, levels, degree) = self._ring, parts.shape
         low, more, rest = mask.words((3, blocks, degree))
-        high = more >> np.uint64(128 - MASK)
+        high: Words = more >> np.uint64(128 - MASK)
         rest = _modulo(more & np.uint64((1 << (128 - MASK)) - 1), rest, place.primes[2])
         residues = np.empty((blocks, levels, degree), np.uint64)
         for i, q in enumerate(place.primes[: levels - 1]):

@@ -278,10 +278,7 @@ def _session(duo: Duo, plan: Plan, entropy: bool) -> Session:
     """The servers of this plan: those that are at work, or new ones with new keys."""
     with _lock:
         key = (duo, plan, entropy)
-        if key in _sessions and _sessions[key].rounds >= _sessions[key].plan.rounds:
-            if duo.keys is not None:
-                most = _sessions[key].plan.rounds
-                raise Refused(f"transport.keys: {duo.keys} is for {most} rounds, and they are over; make new keys")
+        if duo.keys is None and key in _sessions and _sessions[key].rounds >= _sessions[key].plan.rounds:
             _sessions.pop(key).close()
         if key not in _sessions:
             while len(_sessions) >= SESSIONS:
