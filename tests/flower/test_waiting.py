@@ -1,5 +1,6 @@
 """Rounds that hang on who is there: charged when somebody comes, never computed twice with other people."""
 
+import shutil
 import time
 
 import pytest
@@ -29,6 +30,7 @@ def test_seeded_noise_never_falls_on_other_numbers_when_a_run_goes_on(tmp_path):
     def tamper(message, reply):
         sent.append(message.metadata.message_type == "train")
         if sum(sent) == 9:  # in the second round
+            shutil.copytree(tmp_path / "run", tmp_path / "left")  # as after kill -9: nothing is saved on the way out
             raise KeyboardInterrupt
         lost = sum(sent) <= 6 and reply.metadata.src_node_id == 102 and sent[-1]
         return Message(Error(code=0, reason="lost"), reply_to=message) if lost else reply
@@ -37,7 +39,7 @@ def test_seeded_noise_never_falls_on_other_numbers_when_a_run_goes_on(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         over_nodes(training, tmp_path / "run", first)
     second = grid_for(training)  # now everybody answers
-    _, _, folder, _ = over_nodes(training, tmp_path / "run", second, resume=True)
+    _, _, folder, _ = over_nodes(training, tmp_path / "left", second, resume=True)
     before, after = told(first, 2), told(second, 2)
     assert before and all(torch.equal(before[k], after[k]) for k in before)
     assert not told(second, 1) and folder.read_events()[0]["excluded"][0]["client"] == 2
