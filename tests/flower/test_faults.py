@@ -236,8 +236,8 @@ def test_without_flower_a_person_is_told_how_to_get_it(monkeypatch):
 
 
 def test_parts_from_a_python_session_are_refused_before_anything_is_started(tmp_path):
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     with pytest.raises(Refused, match="model: nodes build their parts themselves"):
-        net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
         fedveil.run("runtime=flower", *SMALL, model=net, out=tmp_path / "run")
     with pytest.raises(Refused, match="Duo has no parties on Flower nodes"):
         fedveil.run("runtime=flower", *SMALL, "method=apa_fl", "move_norm=1", "sigma=1", out=tmp_path / "run")

@@ -90,9 +90,9 @@ def test_statistics_of_normalisation_layers_and_momentum_at_clients(tmp_path, mo
         "    return torch.nn.Sequential(*parts)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    training = training_of("method=fedavg", "model=normal_nets:net", "client_momentum=0.5", "server_momentum=0.5")
-    _, _, here = in_process(training, tmp_path / "here")
-    _, _, there, _ = over_nodes(training, tmp_path / "there")
+    settings = ("method=fedavg", "model=normal_nets:net", "client_momentum=0.5", "server_momentum=0.5")
+    _, _, here = in_process(training_of(*settings), tmp_path / "here")
+    _, _, there, _ = over_nodes(training_of(*settings), tmp_path / "there")
     same(here, there, 1e-6)
 
 

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -38,6 +38,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_worker_niceness": "0",  # workers are the run, and no background of it
 }
 PATIENCE = 10.0
 """Seconds that threads have to end by themselves."""
@@ -139,7 +140,7 @@ def _run(server: Any, client: Any, nodes: int, resources: Resources, stop: threa
 
     place = None if resources.ray_address else tempfile.mkdtemp(prefix="fv")
     before = threading.enumerate()
-    with nothing_left():
+    with nothing_left() if place is not None else nullcontext():  # a cluster's processes are not ours
         try:
             _start_ray(resources, place)
             backend: Any = {"client_resources": resources.each}
