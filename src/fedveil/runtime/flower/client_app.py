@@ -13,17 +13,21 @@ from flwr.clientapp import ClientApp
 
 from fedveil.core.errors import Refused
 from fedveil.core.parts import Uploads
-from fedveil.runtime.flower import encrypted, masked, shuffled
+from fedveil.runtime.flower import encrypted, masked, parties, shuffled
 from fedveil.runtime.flower.keeping import remember
 from fedveil.runtime.flower.messages import (
+    Deal,
     Envelopes,
     Frame,
     Hello,
     Invite,
     Malformed,
+    Meeting,
     Opening,
     Order,
     Present,
+    Step,
+    Task,
     Trained,
     decode,
     encode,
@@ -31,6 +35,7 @@ from fedveil.runtime.flower.messages import (
 from fedveil.runtime.flower.node import made, place_of, run_of, tensors_of, train
 from fedveil.runtime.flower.sites import own_data, settled
 from fedveil.runtime.prepare import Training
+from fedveil.transport.duo.transport import Duo
 from fedveil.transport.he import Encrypted
 from fedveil.transport.shuffle import Shuffle
 
@@ -97,6 +102,8 @@ def _hidden(training: Training, order: Order, uploads: Uploads, context: Context
     """An upload that the server must not see, in a frame of its transport."""
     if isinstance(training.method.transport, Shuffle):
         return shuffled.upload(training, order, uploads, context)
+    if isinstance(training.method.transport, Duo):
+        return parties.upload(training, order, uploads, context)
     if isinstance(training.method.transport, Encrypted):
         return encrypted.upload(training, order, uploads, context)
     return masked.upload(training, order, uploads, context)
@@ -134,3 +141,29 @@ def shuffle(message: Message, context: Context) -> Message:
 def sums(message: Message, context: Context) -> Message:
     """The computer and the controller: their part of an encrypted sum."""
     return Message(encode(encrypted.serve(decode(Frame, message.content, limit=2**31)[0], context)), reply_to=message)
+
+
+@app.query("meet")
+def meets(message: Message, context: Context) -> Message:
+    """S1, S2 and the key centre: a new meeting."""
+    return Message(encode(parties.meet(decode(Meeting, message.content)[0], context)), reply_to=message)
+
+
+@app.query("deal")
+def deals(message: Message, context: Context) -> Message:
+    """The key centre: keys for a round."""
+    return Message(encode(parties.deal_keys(decode(Deal, message.content)[0], context)), reply_to=message)
+
+
+@app.query("begin")
+def begins(message: Message, context: Context) -> Message:
+    """The same three: a round's program begins."""
+    task = decode(Task, message.content, limit=2**31)[0]
+    return Message(encode(parties.begin(task, context)), reply_to=message)
+
+
+@app.query("step")
+def steps(message: Message, context: Context) -> Message:
+    """The same three: it goes on."""
+    words = decode(Step, message.content, limit=2**31)[0]
+    return Message(encode(parties.step(words, context)), reply_to=message)

@@ -218,6 +218,12 @@ def at_node(task: Mapping[str, Any], client: int, own: Own) -> Sites:
     )
 
 
+def nothing(task: Mapping[str, Any]) -> Own:
+    """What a party has that has no examples."""
+    kind = torch.float32 if task["classes"] == 0 else torch.int64
+    return Own(Examples(torch.zeros(0, *task["shape"]), torch.zeros(0, dtype=kind)), {"private_statistics": None})
+
+
 def task_of(sites: Sites) -> dict[str, Any]:
     """What nodes must know of the whole federation."""
     return {
