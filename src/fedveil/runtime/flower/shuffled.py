@@ -123,8 +123,9 @@ def begin(message: Opening, context: Context) -> Opened:
     record = context.state.config_records.get(STATE)
     opened = b"" if record is None else record.get("opened", b"")
     assert isinstance(opened, bytes)
-    kept = {"open": message.open, "key": key.private_bytes_raw(), "round": opening.round, "opened": opened}
-    context.state[STATE] = ConfigRecord(kept)
+    context.state[STATE] = ConfigRecord(
+        {"open": message.open, "key": key.private_bytes_raw(), "round": opening.round, "opened": opened}
+    )
     return Opened(key.public_key().public_bytes_raw())
 
 
