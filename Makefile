@@ -25,7 +25,7 @@ check: $(VENV)/.suite
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "build/site/index.html (for the search: $(BIN)/python -m http.server --directory build/site)"
 
 bench: $(VENV)/.bench

@@ -147,7 +147,13 @@ def _others(found: Found) -> list[str]:
         "step is such a case: it takes out whatever is not larger than the noise that should be there.",
         "",
         *markdown(heads, rows),
+        *_missing(found),
     ]
+
+
+def _missing(found: Found) -> list[str]:
+    lost = [label for label in OTHERS if not (of(found, label, HONEST) and of(found, label, OFF))]
+    return ["", f"Not computed yet: {'; '.join(lost)}. The same command goes on."] if lost else []
 
 
 def _spread(records: list[Record]) -> str:

@@ -26,7 +26,7 @@ from fedveil.transport.he import Encrypted
 from fedveil.transport.he.keys import deal, read, write
 from fedveil.transport.he.messages import Session, Upload, encode
 from fedveil.transport.he.parameters import FRESH, Parameters
-from fedveil.transport.he.ring import _scratch, ring
+from fedveil.transport.he.ring import ring, scratch
 from fedveil.transport.he.roles import Client, Computer, Controller, Server
 from fedveil.transport.masks.rejected import Foreign, Malformed, Oversized, Rejected, Replayed
 
@@ -377,7 +377,7 @@ def test_secrets_pass_through_memory_or_a_file_of_our_own_that_is_gone_afterward
         monkeypatch.delattr(os, "memfd_create", raising=False)
     elif not hasattr(os, "memfd_create"):
         pytest.skip("this system has no files in memory")
-    with _scratch(b"secret") as (path, number):
+    with scratch(b"secret") as (path, number):
         assert stat.S_IMODE(os.fstat(number).st_mode) & 0o077 == 0 or memory
         assert bool(list(tmp_path.iterdir())) != memory
         assert Path(path).read_bytes() == b"secret"

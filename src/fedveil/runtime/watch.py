@@ -76,6 +76,10 @@ class Watch:
         self.inside = stream(seed, "canary coins").random(count) < 0.5
         self.plant = Plant(self.directions, self._share())
         self.method = self._method()
+        self.quiet = self._quiet() if self.slot == "on_step" else self.method
+        """For records: the same local training without noise and canaries, clipped as before."""
+        self.bare = replace(self.method, on_upload=chain()) if self.slot == "on_step" else self.method
+        """For records: without post-processing of uploads, which would hide what is taken out again."""
 
     @property
     def unit(self) -> str:
@@ -109,16 +113,9 @@ class Watch:
             slots[self.slot] = tampered(planted(getattr(method, self.slot), self.plant), factor)
         return replace(method, **slots)  # type: ignore[arg-type]
 
-    @cached_property
-    def quiet(self) -> Method:
-        """The same local training without noise and canaries, clipped as before."""
+    def _quiet(self) -> Method:
         steps = (stage for stage in self.training.method.on_step if isinstance(stage, PerSample | Scale))
         return replace(self.training.method, on_step=chain(*steps), on_upload=chain(), on_mean=chain())
-
-    @cached_property
-    def bare(self) -> Method:
-        """The method without post-processing of uploads, which would hide what is taken out again."""
-        return replace(self.method, on_upload=chain())
 
     def _share(self) -> float:
         """What the method's own clip leaves of a canary that is ``LONG`` times as long as it may be."""

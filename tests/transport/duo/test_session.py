@@ -160,9 +160,13 @@ def test_a_server_killed_in_the_middle_of_a_round(victim, retries, monkeypatch):
         got = duo.calculate(*arguments)
         assert torch.allclose(got.uploads[MOVE][0], x.mean(0), atol=1e-5)
         assert ctx.log["duo"]["lost"] == 1
+        twice = {r["what"] for r in ctx.log["leakage"] if r.get("count") == 2}
+        assert twice >= {NAMES[n] for n in ("energy", "common", "quartic", "along", "reference")}
     else:
         with pytest.raises(Aborted, match="has ended.*last complete round"):
             duo.calculate(*arguments)
+        told = {r["what"] for r in ctx.log["leakage"] if (r["party"], r["how"]) == ("S1", OPENED)}
+        assert told == {NAMES[n] for n in ("energy", "common", "quartic", "along", "reference")}
     assert len(killed) == 1 and all(p.poll() is not None for p in killed[0].processes)
 
 

@@ -37,8 +37,9 @@ class Halves:
 
     def _begun(self, link: Link, parts: Residues, mask: Stream) -> Words:
         place, (blocks, _, levels, degree) = self._ring, parts.shape
-        low, high = mask.words((blocks, degree)), mask.words((blocks, degree)) >> np.uint64(64 - (MASK - 64))
-        rest = mask.words((blocks, degree)) % np.uint64(place.primes[2])
+        low, more, rest = mask.words((3, blocks, degree))
+        high = more >> np.uint64(128 - MASK)
+        rest = _modulo(more & np.uint64((1 << (128 - MASK)) - 1), rest, place.primes[2])
         residues = np.empty((blocks, levels, degree), np.uint64)
         for i, q in enumerate(place.primes[: levels - 1]):
             top = product(high, np.uint64((1 << 64) % q) + np.zeros_like(high), q) + low % np.uint64(q)
@@ -53,6 +54,13 @@ class Halves:
         place = self._ring
         half, rest = place.unpacked(data, 2 * blocks, VECTORS.levels).reshape(2, blocks, VECTORS.levels, place.degree)
         return _divided(place, place.backward(place.plus(half, place.times(rest, self._share))))
+
+
+def _modulo(high: Words, low: Words, prime: int) -> Words:
+    """high·2^64 + low modulo a small prime: of 95 uniform bits, within 2^−75 of uniform."""
+    p = np.uint64(prime)
+    found: Words = (high % p * np.uint64((1 << 64) % prime) + low % p) % p
+    return found
 
 
 def _divided(place: Ring, residues: Residues) -> Words:

@@ -42,8 +42,8 @@ class ClientKeys:
 class ServerKeys:
     """What a server has: its seed, and its shares of the secret keys of uploads and of scalars.
 
-    ``scalars_public`` is S1's, which encrypts under it; ``relinearise`` is S2's, which computes with it. Empty where no
-    entropy is asked for.
+    Under ``scalars_public`` S1 encrypts, and S2 makes ciphertexts fresh; ``relinearise`` is S2's, which computes with
+    it. Empty where no entropy is asked for.
     """
 
     plan: Plan
@@ -70,11 +70,10 @@ def deal(plan: Plan, *, entropy: bool = False) -> Keys:
     uploads = _Pair(ring(VECTORS), relinearise=False)
     deep = _Pair(ring(SCALARS), relinearise=True) if entropy else None
     results, secret = _public_key(ring(RESULTS))
-    one = ServerKeys(
-        plan, True, seed(), uploads.one, results, deep.one if deep else b"", deep.public if deep else b"", b""
-    )
+    public = deep.public if deep else b""
+    one = ServerKeys(plan, True, seed(), uploads.one, results, deep.one if deep else b"", public, b"")
     two = ServerKeys(
-        plan, False, seed(), uploads.two, results, deep.two if deep else b"", b"", deep.last if deep else b""
+        plan, False, seed(), uploads.two, results, deep.two if deep else b"", public, deep.last if deep else b""
     )
     return Keys(ClientKeys(plan, uploads.public, dumped(secret)), one, two)
 

@@ -3,6 +3,8 @@
 The shares p_i = d_i/S stand on shares modulo 2^192. S2 masks them, S1 encrypts what it sees in the deep ring, S2
 takes its masks off again, exactly, and computes −p ln p in all slots at once (error under 1e-3). The sum of the slots
 is one constant coefficient, whose decryption by two ends in shares again; only H rounded to 2^−10 is opened, to S1.
+S1 made the ciphertext that S2 computed with, so that what comes of it would tell of S2's masks: before a half of it
+goes back, S2 adds a fresh encryption of zero.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ DEGREE = 31
 SCALE = 2.0**40
 MASK = SHARE + 71
 """Bits of masks, where shares of the whole have SHARE at most: within 2^−70 of telling nothing."""
-FLOOD = 40
-"""Bits by which the mask of the opened coefficient is longer than the coefficient, of 45 bits at most."""
+FLOOD = 52
+"""Bits by which the mask of the opened coefficient is longer than the coefficient, of 45 bits at most; together they
+stay below the 100 bits of modulus that are left."""
 POINT = 20
 """Bits after the point of H on shares."""
 ROUNDED = 10
@@ -122,8 +125,8 @@ class Computer(Side):
         parts = place.unpacked(party.link.receive("cipher"), 2, SCALARS.levels)
         parts[0] = place.minus(parts[0], self._sum(masks, n))
         found = self._evaluated(place.ciphertext(parts, SCALE * place.primes[SCALARS.levels - 1]))
-        out = place.parts(found)
-        levels = out.shape[1]
+        levels = found.coeff_modulus_size()
+        out = place.plus(place.parts(found), Encryptor(place, self.keys.scalars_public).zero(levels))
         mask = self._drawn(45 + FLOOD)
         half = place.constants(place.plus(out[0], place.times(out[1], self._share[0, :levels])))
         party.link.send("tell:scale", np.array([found.scale, levels], np.float64).tobytes())

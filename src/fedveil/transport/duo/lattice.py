@@ -190,13 +190,14 @@ class Encryptor:
 
     def __call__(self, plain: Residues) -> Residues:
         """Ciphertexts ``(polynomials, 2, primes, degree)`` of transformed polynomials."""
-        out = np.stack([self._zero() for _ in range(len(plain))])
+        out = np.stack([self.zero(self._ring.levels) for _ in range(len(plain))])
         out[:, 0] = self._ring.plus(out[:, 0], plain)
         return out
 
-    def _zero(self) -> Residues:
+    def zero(self, levels: int) -> Residues:
+        """A fresh encryption of zero ``(2, levels, degree)``."""
         out = self._ring.seal.Ciphertext()
-        self._encryptor.encrypt_zero(self._ring.identity[self._ring.levels], out)
+        self._encryptor.encrypt_zero(self._ring.identity[levels], out)
         return self._ring.parts(out)
 
 

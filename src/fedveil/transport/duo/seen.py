@@ -55,14 +55,14 @@ def opened(name: str, value: object) -> Row:
     return row | ({"value": float(value)} if math.isfinite(value) else {})
 
 
-def table(parties: Mapping[str, Iterable[Row]]) -> list[Row]:
-    """All parties' rows of one round, alike ones added up."""
+def table(parties: Mapping[str, Iterable[Row]], earlier: Iterable[Row] = ()) -> list[Row]:
+    """All parties' rows of one round, alike ones added up; ``earlier`` are those of attempts that were lost."""
     found: dict[tuple[str, str, str], Row] = {}
-    for party, rows in parties.items():
+    for party, rows in (*parties.items(), ("S1", earlier)):
         for row in rows:
-            key = (party, row["what"], row["how"])
+            key = (row.get("party", party), row["what"], row["how"])
             if key not in found:
-                found[key] = {"party": party, **row}
+                found[key] = {"party": key[0], **row}
             elif "bytes" in row:
                 found[key]["bytes"] = found[key].get("bytes", 0) + row["bytes"]
                 found[key]["count"] = found[key].get("count", 1) + 1

@@ -8,6 +8,8 @@ what it has seen in it, as its conversations noted it down.
 from __future__ import annotations
 
 import contextlib
+import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgpack
@@ -21,7 +23,7 @@ from fedveil.transport.duo.material import Mend, Sizes
 from fedveil.transport.duo.parameters import Plan
 from fedveil.transport.duo.round import Round, Seen, Server
 from fedveil.transport.duo.rules import Update
-from fedveil.transport.duo.seen import numbers
+from fedveil.transport.duo.seen import Row, numbers, opened
 from fedveil.transport.duo.wire import Lost
 from fedveil.transport.he.ring import Residues
 from fedveil.transport.masks.rejected import Malformed, Rejected
@@ -83,6 +85,12 @@ def named(seen: Seen, reads: frozenset[str]) -> dict[str, float]:
     every = {letter: getattr(seen, name) for letter, name in SUMS.items()}
     every |= {"R": None if seen.reference is None else seen.reference**2, "S": seen.spread, "H": seen.entropy}
     return {letter: float(every[letter]) for letter in sorted(reads)}
+
+
+def read_aloud(numbers: Mapping[str, float]) -> list[Row]:
+    """Opened numbers as S1 opened them, for rounds of which it cannot say itself what it has seen."""
+    names = {**SUMS, "R": "reference", "S": "spread", "H": "entropy"}
+    return [opened(names[letter], math.sqrt(value) if letter == "R" else value) for letter, value in numbers.items()]
 
 
 def _uploads(plan: Plan, orders: Framed, count: int) -> list[tuple[int, Residues]]:

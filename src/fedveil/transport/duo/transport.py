@@ -22,8 +22,8 @@ from fedveil.transport.duo.given import CLIENTS, Given
 from fedveil.transport.duo.lattice import ring
 from fedveil.transport.duo.parameters import MOST, OPENED, VECTORS, Plan
 from fedveil.transport.duo.rules import RULES
-from fedveil.transport.duo.seen import TOLD, Row
-from fedveil.transport.duo.serving import CALIBRATED, SOURCE
+from fedveil.transport.duo.seen import TOLD, Row, table
+from fedveil.transport.duo.serving import CALIBRATED, SOURCE, read_aloud
 from fedveil.transport.duo.session import Outcome, Session
 from fedveil.transport.duo.wire import Lost
 from fedveil.transport.he.ring import Floats
@@ -177,7 +177,11 @@ class Duo:
             raise Aborted(f"{len(seats)} clients sent an upload that can be used; two servers need 2 or more")
         reference = None if ctx.previous is None else ctx.previous[0].detach().double().cpu().numpy()
 
+        opened_so_far: list[Row] = []
+
         def rule(opened: Mapping[str, float], clients: int) -> str:
+            opened_so_far.extend(read_aloud(opened))
+            ctx.log["leakage"] = table({"S1": opened_so_far})  # whatever comes of the round
             return named(decide(opened, clients), clients)
 
         outcome, lost = self._tried(key, frames, reads, rule, reference, ctx.round)
@@ -186,7 +190,8 @@ class Duo:
             told = [{"client": ctx.clients[row], "why": why} for row, why in sorted(excluded.items())]
             ctx.log["excluded"] = [*ctx.log.get("excluded", []), *told]
         arrived = [seats[seat] for seat in outcome.seats]
-        ctx.log["leakage"] = [*outcome.seen, *announced(ctx)]
+        earlier = opened_so_far[: len(opened_so_far) - len(reads)]
+        ctx.log["leakage"] = [*table({"": outcome.seen}, earlier), *announced(ctx)]
         ctx.log["duo"] = {"arrived": len(arrived), "between_servers": outcome.between, "lost": lost}
         value = torch.from_numpy(np.ascontiguousarray(outcome.result))[None, :].to(signal.value)
         kept = None if len(arrived) == signal.rows else torch.tensor(arrived)
@@ -275,9 +280,8 @@ def _session(duo: Duo, plan: Plan, entropy: bool) -> Session:
         key = (duo, plan, entropy)
         if key in _sessions and _sessions[key].rounds >= _sessions[key].plan.rounds:
             if duo.keys is not None:
-                raise Refused(
-                    f"transport.keys: {duo.keys} is for {plan.rounds} rounds, and they are over; make new keys"
-                )
+                most = _sessions[key].plan.rounds
+                raise Refused(f"transport.keys: {duo.keys} is for {most} rounds, and they are over; make new keys")
             _sessions.pop(key).close()
         if key not in _sessions:
             while len(_sessions) >= SESSIONS:
