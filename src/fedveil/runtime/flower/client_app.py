@@ -33,7 +33,7 @@ from fedveil.runtime.flower.messages import (
     encode,
 )
 from fedveil.runtime.flower.node import made, place_of, run_of, tensors_of, train
-from fedveil.runtime.flower.sites import own_data
+from fedveil.runtime.flower.sites import own_data, settled
 from fedveil.runtime.prepare import Training
 from fedveil.transport.duo.transport import Duo
 from fedveil.transport.he import Encrypted
@@ -67,6 +67,8 @@ def hello(message: Message, context: Context) -> Message:
     client = client_of(context)
     if not asked.settings:
         return Message(encode(Present(client, "", 0, b"", {})), reply_to=message)
+    if "epsilon" in context.node_config:
+        settled(orjson.loads(asked.settings)["data"])
     own = own_data(orjson.loads(asked.settings), client, data_of(context))
     site = str(context.node_config.get("site", client))
     return Message(encode(Present(client, "", len(own.examples), b"", own.facts | {"site": site})), reply_to=message)

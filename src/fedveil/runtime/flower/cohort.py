@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -92,12 +93,23 @@ class NodeCohort:
         remembers = method.local.remembers or isinstance(method.transport, Duo)
         self.settings = pack_settings(self.training, self.state if remembers else None)
 
+    def memory_size(self, dim: int) -> int:
+        """The round whose upload was used last; the vector lies at its node."""
+        return 1
+
+    def muster(self, number: int, cohort: Sequence[int]) -> None:
+        """Wait for somebody of the cohort, as many as a sum of theirs needs, and for the parties beside them."""
+        transport, enough = self.training.method.transport, min(1, len(cohort))
+        if isinstance(transport, Masks) and cohort:
+            with suppress(Refused):  # a cohort that is too small for a plan is aborted in its round
+                enough = transport.plan(len(cohort)).least
+        self.nodes.wait_for(enough, frozenset(roles(self.training)), self.nodes.timeout, among=cohort)
+
     def carry_out(
         self, progress: Progress, ctx: Context, books: Bookkeeper, lines: Sequence[Line], record: Record
     ) -> tuple[Arrival, Tensor | None]:
         """One round. What the server remembers of a client is the last round in which its upload was used."""
         training, method, server = self.training, self.training.method, progress.server
-        self.nodes.meet()
         facts = self._foreseen(books, server, ctx)
         ctx.releases.extend(replace(x.release, clients=x.clients) for x in lines if x.release.slot != "on_mean")
         moves = self._moves(facts, ctx, record)

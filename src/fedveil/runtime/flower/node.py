@@ -58,7 +58,11 @@ def place_of(settings: bytes, context: Context) -> Path | None:
 
 def run_of(settings: bytes, client: int, path: str | None) -> Training:
     """The run with these settings, built once in a process; for all clients where they share a known data set."""
-    return _built(settings, client, path) if orjson.loads(settings)["task"] is not None else _built(settings)
+    if orjson.loads(settings)["task"] is not None:
+        return _built(settings, client, path)
+    if path is not None:
+        raise Refused("this site has data of its own, and the order is for a run on a shared data set")
+    return _built(settings)
 
 
 def run_of_party(settings: bytes) -> Training:
@@ -91,6 +95,9 @@ class Outcome:
 def train(training: Training, order: Order, server: State, context: Context) -> Outcome:
     """One client's half of a round, as a run in process has it."""
     method, client = training.method, order.client
+    between_sites = isinstance(training.federation, Sites)
+    if between_sites and method.private and training.settings.privacy.rng != "secure":
+        raise Refused("noise from a seed that the server knows protects nothing; set privacy.rng=secure")
     charged = charge(training, order, server, context)
     held, forgot = None, False
     if method.local.remembers:
