@@ -66,6 +66,14 @@ class Clients(Protocol):
         """Whether a client that sends what is no number is left out; if not, the run ends with its number."""
         ...
 
+    def memory_size(self, dim: int) -> int:
+        """How many numbers the server keeps of what one client remembers, in a model of ``dim`` parameters."""
+        ...
+
+    def muster(self, number: int, cohort: Sequence[int]) -> None:
+        """Wait until this round can be had, before it is charged; refused where nobody comes."""
+        ...
+
     def carry_out(
         self, progress: Progress, ctx: Context, books: Bookkeeper, lines: Sequence[Line], record: Record
     ) -> tuple[Arrival, Tensor | None]:
@@ -90,6 +98,11 @@ def train(
     clients = clients or InProcess(training)
     with folder.locked(), torch.random.fork_rng(devices=[]), _threads(training.threads):
         progress, notes = _begin(training, folder, resume)
+        if any(row.numel() != clients.memory_size(progress.memory.dim) for row in progress.memory.rows.values()):
+            raise Refused(
+                "runtime: clients' memories were kept by another runtime than this one, and would be lost; resume the "
+                "run with the runtime that it began with"
+            )
         books = Bookkeeper(training, folder, progress)
         saved, spent = progress.round, None
         for listener in listeners:
@@ -104,13 +117,15 @@ def train(
                     if progress.round == 0:
                         raise Refused(f"privacy.epsilon: {spent}; allow more, or add more noise")
                     break
+                clients.muster(progress.round + 1, cohort)
                 books.charge(progress.round + 1, lines)
                 after, record = _round(training, progress, books, cohort, lines, clients)
                 with undivided():
                     progress.ledger = books.ledger.head
                     _commit(progress, after, training.settings.stop)
                     folder.append_event(record)
-                    if progress.round % training.settings.checkpoint.every == 0 or progress.stopped:
+                    due = progress.round % training.settings.checkpoint.every == 0
+                    if due or progress.stopped or not repeatable(record):
                         save_progress(folder.checkpoint, progress)
                         saved = progress.round
                 for listener in listeners:
@@ -237,6 +252,13 @@ class InProcess:
         """Attackers may send anything."""
         return self.training.attackers is not None
 
+    def memory_size(self, dim: int) -> int:
+        """The vector itself."""
+        return dim
+
+    def muster(self, number: int, cohort: Sequence[int]) -> None:
+        """Everybody is here."""
+
     def carry_out(
         self, progress: Progress, ctx: Context, books: Bookkeeper, lines: Sequence[Line], record: Record
     ) -> tuple[Arrival, Tensor | None]:
@@ -305,6 +327,14 @@ def _commit(progress: Progress, after: _After, stop: Stop) -> None:
 def sent_down(method: Method, name: str) -> bool:
     """Whether clients get this part of the server's state."""
     return method.sends_back if name == PREVIOUS else not name.startswith((LEARNED, HEARD))
+
+
+def repeatable(record: Record) -> bool:
+    """Whether a round would come out the same again: not where it hung on who answered.
+
+    Seeded noise is drawn again with a round that is computed again, and must not fall on other numbers than before.
+    """
+    return not any(record.get(name) for name in ("excluded", "aborted", "forgot"))
 
 
 def measures(moves: Moves) -> Record:

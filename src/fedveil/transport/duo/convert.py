@@ -48,8 +48,8 @@ class Halves:
         residues[:, -1] = rest
         half = place.plus(place.plus(parts[:, 0], place.times(parts[:, 1], self._share)), place.forward(residues))
         link.send("cipher", place.packed(np.stack([half, parts[:, 1]])))
-        mine: Words = np.uint64(0) - low.reshape(-1)
-        return mine
+        share: Words = np.uint64(0) - low.reshape(-1)
+        return share
 
     def _completed(self, data: bytes, blocks: int) -> Words:
         place = self._ring
