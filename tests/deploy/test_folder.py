@@ -94,6 +94,55 @@ def test_every_script_is_bash_and_asks_for_tls_and_authentication(folder):
     assert "--auth-supernode-private-key" in node and "--root-certificates" in node
 
 
+@pytest.fixture
+def spaced(tmp_path):
+    """A federation in a folder with a space in its name, and a `flwr` that says how it was called."""
+    plan = Plan(name="federation", sites=("north",), hosts=("a.example",))
+    write(plan, tmp_path / "a b" / "fed")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "python3").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (programs / "flwr").write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    for program in programs.iterdir():
+        program.chmod(0o755)
+    return tmp_path / "a b" / "fed" / "superlink", programs
+
+
+def called(script, *words, **given):
+    return subprocess.run([script, *words], env={**os.environ, **given}, capture_output=True, text=True, check=False)
+
+
+def test_paths_with_spaces_reach_flower_in_one_piece(spaced):
+    link, programs = spaced
+    (link / "state/runs/first").mkdir(parents=True)
+    (link / "state/runs/first/config.yaml").write_text("")
+    found = called(link / "run.sh", "first", PATH=f"{programs}:{os.environ['PATH']}")
+    assert found.stdout.splitlines() == [
+        "run", str(link / "federation"), "federation", "--stream", "--run-config",
+        f"settings='{link / 'settings.txt'}' folder='{link / 'state/runs/first'}'",
+    ], found.stderr  # fmt: skip
+
+
+def test_scripts_say_in_words_what_they_cannot_do(spaced):
+    link, programs = spaced
+    path = f"{programs}:{os.environ['PATH']}"
+    for name in ("it's", "../../x", "a b"):
+        found = called(link / "run.sh", name, PATH=path)
+        assert found.returncode == 2
+        assert "cannot name a run" in found.stderr
+    for script in ("start.sh", "flwr.sh"):
+        found = called(link / script, PYTHON="/nowhere/python", PATH=path)
+        assert found.returncode == 2
+        assert "there is no such program" in found.stderr
+
+
+def test_settings_are_looked_at_only_where_flower_is_there(tmp_path, monkeypatch):
+    (tmp_path / "settings.txt").write_text("method=fedavg\n")
+    monkeypatch.setattr("fedveil.deploy.settings.find_spec", lambda name: None)
+    with pytest.raises(Refused, match=r"fedveil\[flower\]"):
+        read(tmp_path / "settings.txt")
+
+
 def test_the_app_is_approved_and_a_changed_one_is_not(folder, tmp_path):
     digest = check_sum(folder / "superlink/federation")
     listed = folder / "sites/north/approved.txt"

@@ -163,6 +163,22 @@ def test_every_method_gives_the_same_run_on_a_cluster_of_two_machines(tmp_path, 
         same(in_process(training_of(*given), tmp_path / f"here-{name}")[2], Folder(tmp_path / name), tolerance)
 
 
+@pytest.mark.slow
+def test_two_servers_on_nodes_give_the_same_run_on_ray(tmp_path):
+    """Numbers have a fixed point there, of 26 bits below the norm bound: equal to 1e-6, whatever the data type."""
+    require("tenseal")
+    settings = ("method=apa_fl", "sigma=0.1", "clip_norm=1", "declared_f=1", "cohort=5", "aggregate.window=2")
+    words = (*SETTINGS[1:], *settings, "privacy.rng=seeded", "rounds=2")
+    run = Command("run", *words, *FLOWER, "out=run", cwd=tmp_path)
+    run.until("round 2/")
+    assert run.end() == 0, run.lines
+    assert run.left()[:2] == NOTHING[:2]
+    folder = Folder(tmp_path / "run")
+    same(in_process(training_of(*words), tmp_path / "here")[2], folder, 1e-6)
+    assert len((folder.nodes / "S1.jsonl").read_bytes().splitlines()) == 2
+    assert "each on a node of its own" in folder.statement.with_suffix(".md").read_text()
+
+
 def test_a_cluster_that_is_not_there_is_named_in_one_sentence(tmp_path):
     with pytest.raises(Refused, match=r"runtime.ray_address: no Ray on 127.0.0.1:1 \("):
         fedveil.run(*SETTINGS, *FLOWER, "runtime.ray_address=127.0.0.1:1", "rounds=1", out=tmp_path / "run")

@@ -27,7 +27,7 @@ def training_of(*settings: str) -> Training:
 
 def grid_for(training: Training, **options: Any) -> Loopback:
     count = training.federation.population
-    others = [{"role": role} for role in roles(training)]
+    others = [{"role": role, "partition-id": count + i} for i, role in enumerate(roles(training))]
     return Loopback(app, [{"partition-id": k} for k in range(count)] + others, **options)
 
 

@@ -237,8 +237,9 @@ def test_without_flower_a_person_is_told_how_to_get_it(monkeypatch):
 
 def test_parts_from_a_python_session_are_refused_before_anything_is_started(tmp_path):
     net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    own = ("method=apa_fl", "move_norm=1", "sigma=1", "transport.processes=true")
     with pytest.raises(Refused, match="model: nodes build their parts themselves"):
         fedveil.run("runtime=flower", *SMALL, model=net, out=tmp_path / "run")
-    with pytest.raises(Refused, match="Duo has no parties on Flower nodes"):
-        fedveil.run("runtime=flower", *SMALL, "method=apa_fl", "move_norm=1", "sigma=1", out=tmp_path / "run")
+    with pytest.raises(Refused, match=r"leave transport\.keys and transport\.processes out"):
+        fedveil.run("runtime=flower", *SMALL, *own, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

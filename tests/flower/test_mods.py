@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
 from tests.flower.grid import LocalGrid
-from tests.flower.test_strategy import SHAPES, app, options, run
+from tests.flower.test_strategy import SHAPES, app, options, run, start_arrays
 
 from fedveil.core.errors import Refused
 from fedveil.flower import FedVeilStrategy, StagesMod
@@ -100,6 +102,7 @@ def test_what_is_no_number_is_clipped_to_nothing_under_a_mechanism():
     [
         (lambda: StagesMod(gaussian(multiplier=1.0)), "no bound"),
         (lambda: StagesMod(clip(norm=1.0), epsilon=1.0), "epsilon"),
+        (lambda: StagesMod(clip(norm=1.0), gaussian(multiplier=1.0), epsilon=8.0, seed=1), "seed"),
         (lambda: StagesMod(ClipEach(1.0)), "single examples"),
         (lambda: StagesMod(clip(norm=1.0), gaussian(multiplier=1.0), shrink(target="previous")), "round to round"),
         (lambda: StagesMod(clip(norm=1.0), metrics="keep"), "metrics"),
@@ -109,3 +112,42 @@ def test_what_is_no_number_is_clipped_to_nothing_under_a_mechanism():
 def test_parts_that_do_not_fit_are_refused_when_built(build, words):
     with pytest.raises(Refused, match=words):
         build()
+
+
+def private(**more):
+    return StagesMod(clip(norm=1.0), gaussian(multiplier=1.0), **more)
+
+
+def answers(made, content, kind):
+    context = Context(1, 1, {"partition-id": 1}, RecordDict(), {})
+    message = Message(content, dst_node_id=1, message_type=kind)
+    return made(message, context)
+
+
+def two_sets():
+    return RecordDict({"arrays": start_arrays(), "more": ArrayRecord()})
+
+
+def test_no_order_to_train_passes_beside_the_stages():
+    made = with_mod(private())
+    assert answers(made, two_sets(), "train").error.reason.startswith("StagesMod: an order to train has one set")
+    assert answers(made, RecordDict({"arrays": start_arrays()}), "train").has_content()
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "query"])
+def test_other_answers_bring_neither_metrics_nor_arrays_past_a_mechanism(kind):
+    def build(mod, arrays):
+        made = ClientApp(mods=[mod])
+
+        @getattr(made, kind)()
+        def answer(msg, ctxt):
+            content = {"metrics": MetricRecord({"num-examples": 57, "accuracy": 0.25})}
+            return Message(RecordDict(content | ({"arrays": start_arrays()} if arrays else {})), reply_to=msg)
+
+        return made
+
+    asked = RecordDict({"arrays": start_arrays()})
+    assert dict(answers(build(private(), False), asked, kind).content["metrics"]) == {"num-examples": 1}
+    assert "arrays leave" in answers(build(private(), True), asked, kind).error.reason
+    declared = answers(build(private(metrics="declare"), False), asked, kind)
+    assert declared.content["metrics"]["num-examples"] == 57

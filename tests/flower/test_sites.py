@@ -1,5 +1,8 @@
 """The ServerApp over nodes that read their own files."""
 
+import fcntl
+import threading
+
 import numpy as np
 import orjson
 import pytest
@@ -7,6 +10,8 @@ from tests.flower.loopback import Loopback
 from tests.support import require
 
 require("flwr")
+
+from flwr.app import Message  # noqa: E402
 
 from fedveil.core.errors import Refused  # noqa: E402
 from fedveil.runtime.flower.client_app import app  # noqa: E402
@@ -16,6 +21,8 @@ SETTINGS = """
 # a table with the same columns everywhere
 data=csv
 data.label=y
+data.labels=[no,yes]
+data.gaps=[]
 data.bounds={a: [-3, 3], b: [-3, 3]}
 model=logistic
 rounds=8
@@ -67,6 +74,13 @@ def test_noise_from_a_known_seed_is_refused_between_real_sites(tmp_path):
     private = ("method=dp_fedavg_local", "clip_norm=1", "sigma=1", "privacy.rng=secure")
     config = settings(tmp_path, *private) | {"folder": str(tmp_path / "other")}
     assert orjson.loads(deploy(sites(tmp_path), config).summary.read_bytes())["rounds"] == 8
+
+
+def test_two_servers_are_refused_between_real_sites(tmp_path):
+    require("tenseal")
+    words = ("method=apa_fl", "clip_norm=1", "sigma=1", "privacy.rng=secure", "aggregate=mean")
+    with pytest.raises(Refused, match="use masks between real sites, and duo in a simulation"):
+        deploy(sites(tmp_path), settings(tmp_path, *words))
 
 
 def test_sites_whose_columns_differ_are_refused(tmp_path):
@@ -142,3 +156,72 @@ def test_a_site_with_a_budget_sends_nothing_without_noise(tmp_path, lines, why):
     event = orjson.loads(folder.events.read_bytes().splitlines()[0])
     assert why in str(event), event
     assert not (tmp_path / "own/releases.jsonl").exists()
+
+
+def orders(grid, kind="train"):
+    return [message for what, message, _ in grid.seen if what == kind]
+
+
+def test_a_site_with_a_budget_tells_nothing_that_it_would_have_to_learn_from_its_file(tmp_path):
+    grid = sites(tmp_path)
+    grid.contexts[101].node_config |= {"epsilon": 8.0, "state": str(tmp_path / "own")}
+    config = settings(tmp_path, *PRIVATE, "data.labels=null")
+    with pytest.raises(Refused, match=r"2 of 3 clients .*data\.labels"):
+        deploy(grid, config)
+
+
+def test_a_site_reads_its_own_file_and_none_that_a_server_names(tmp_path):
+    grid = sites(tmp_path)
+    del grid.contexts[101].node_config["data"]
+    with pytest.raises(Refused, match=r"2 of 3 clients .*site\.toml: data is missing"):
+        deploy(grid, settings(tmp_path, f"data.path={tmp_path / '0.csv'}"))
+
+
+def altered(message, context, **change):
+    """The same order with other settings, as a server could send it; the reason of the error that comes back."""
+    from dataclasses import replace
+
+    from fedveil.runtime.flower.messages import Order, decode, encode
+
+    order, state = decode(Order, message.content)
+    found = orjson.loads(order.settings)
+    for name, value in change.items():
+        found["config"].update(value) if name == "config" else found.update({name: value})
+    again = Message(encode(replace(order, settings=orjson.dumps(found)), state), dst_node_id=1, message_type="train")
+    with pytest.raises(Refused) as refusal:
+        app(again, context)
+    return str(refusal.value)
+
+
+def test_a_site_refuses_seeded_noise_and_runs_without_its_own_data(tmp_path):
+    grid = sites(tmp_path)
+    deploy(grid, settings(tmp_path, *PRIVATE, "rounds=1"))
+    order, context = orders(grid)[0], grid.contexts[100]
+    privacy = orjson.loads(_settings(order))["config"]["privacy"]
+    assert "noise from a seed" in altered(order, context, config={"privacy": privacy | {"rng": "seeded"}})
+    assert "data of its own" in altered(order, context, task=None)
+
+
+def _settings(message):
+    from fedveil.runtime.flower.messages import Order, decode
+
+    return decode(Order, message.content)[0].settings
+
+
+def test_two_orders_at_once_are_charged_one_after_the_other(tmp_path):
+    own = tmp_path / "own"
+    grid = sites(tmp_path)
+    grid.contexts[100].node_config |= {"epsilon": 1000.0, "state": str(own)}
+    deploy(grid, settings(tmp_path, *PRIVATE, "rounds=1"))
+    order = Message(orders(grid)[0].content, dst_node_id=100, message_type="train")
+    replies = []
+    with (own / "releases.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # as an order of another run has it
+        thread = threading.Thread(target=lambda: replies.append(app(order, grid.contexts[100])))
+        thread.start()
+        thread.join(1.0)
+        assert spent(own)[1] == 1
+        assert not replies
+    thread.join(30)
+    assert len(replies) == 1
+    assert spent(own)[1] == 2

@@ -196,3 +196,16 @@ def test_fixed_draws():
 def test_parts_that_do_not_fit_are_refused_when_built(build, words):
     with pytest.raises(Refused, match=words):
         build()
+
+
+def test_the_draw_that_a_claim_counts_on_is_of_the_whole_population():
+    counted = PrivacyConfig(1e-5, 100, NeighboringRelation.REPLACE_ONE, SamplingMethod.WITHOUT_REPLACEMENT, 8.0)
+    strategy = FedVeilStrategy(
+        Mean(), on_upload=clip(norm=1.0), on_mean=gaussian(multiplier=1.0), population=100, cohort=20,
+        accountant=LedgerAccountant(counted), **options(),
+    )  # fmt: skip
+    rng, nodes = np.random.default_rng(0), list(range(1000, 1010))
+    drawn = [strategy._drawn(nodes, rng) for _ in range(500)]
+    # Ten of the hundred are there: two a round come, and not all ten. Deviation of the mean 0.055; five of them.
+    assert np.mean([len(found) for found in drawn]) == pytest.approx(2.0, abs=0.28)
+    assert {node for found in drawn for node in found} == set(nodes)

@@ -8,6 +8,8 @@ from tests.support import blobs, require
 
 import fedveil
 from fedveil.core.errors import Refused
+from fedveil.privacy.ledger import Ledger
+from fedveil.runtime import inline
 from fedveil.runtime.config import resolve
 from fedveil.runtime.prepare import prepare
 from fedveil.transport.duo import session, transport
@@ -197,3 +199,55 @@ def test_another_method_may_travel_this_way_too(tmp_path):
         out=tmp_path / "a", **dict(TOY, rounds=1),
     )  # fmt: skip
     assert ours.history[0]["duo"]["arrived"] == 8 and "detector" not in ours.history[0]
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_seeded_noise_stands_on_one_move_alone_when_rounds_run_again(tmp_path, monkeypatch, lost):
+    """Servers round at random: behind the first lost round moves differ, and must not meet the same noise again.
+
+    Where one round was lost its uploads are the same ones, and are charged once.
+    """
+    sent, honest = [], transport.sealed
+    monkeypatch.setattr(transport, "sealed", lambda servers, rows: sent.append(rows.copy()) or honest(servers, rows))
+
+    class Crash:
+        def opened(self, *_):
+            patch.setattr(inline, "save_progress", lambda *_: None)
+
+        def round(self, record):
+            if record["round"] == lost:
+                raise KeyboardInterrupt
+
+        def closed(self, _): ...
+
+    settings = dict(TOY, rounds=3)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        fedveil.run(
+            "sigma=2", "privacy.rng=seeded", "checkpoint.every=50", method="apa_fl", data=data(), out=tmp_path / "a",
+            listeners=[Crash()], **settings,
+        )  # fmt: skip
+    result = fedveil.resume(tmp_path / "a", data=data())
+    entries = Ledger.replay(tmp_path / "a" / "ledger.jsonl").entries
+    assert len(sent) == lost + 3
+    if lost == 1:
+        assert (sent[0] == sent[1]).all() and [e.status for e in entries] == ["charged"] * 3
+        return
+    assert [(e.round, e.status) for e in entries] == [
+        *((n, "interrupted") for n in (1, 2, 3)),
+        *((n, "charged") for n in (1, 2, 3)),
+    ]
+    for first, again in zip(sent[:3], sent[3:], strict=True):
+        assert abs(first - again).mean() > 0.1 * abs(first).mean(), "noise of its own"
+    assert any("Interrupted rounds" in note for note in result.statement.notes)
+
+
+def test_honest_uploads_are_within_the_bound_under_the_most_noise_that_clients_may_add():
+    """R allows for raised noise: without that every upload would count as zeros, and nobody would be told."""
+    for variant in ("last_noise", "step_noise"):
+        given = ["method=apa_fl", "sigma=3", "noise_alpha=9", "noise_cap=4", f"algorithm_variant={variant}"]
+        method = prepare(resolve([*given, *(f"{k}={v}" for k, v in TOY.items())]), data=data()).method
+        bound = method.transport.longest(2000, 8)
+        assert bound > method.transport.clip + method.transport.noise_std * 2000**0.5
+        quiet = prepare(resolve([*given[:2], *given[4:], *(f"{k}={v}" for k, v in TOY.items())]), data=data()).method
+        assert quiet.transport.noise_std > 0
+        assert method.transport.noise_std == pytest.approx(4 * quiet.transport.noise_std)

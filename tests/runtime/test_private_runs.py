@@ -159,10 +159,10 @@ def killed_in_round(monkeypatch, number, when="after"):
     """Die in a round: before anything of it was computed, or after all of it was, with nothing saved."""
     compute = inline._round
 
-    def die(training, progress, books, cohort, lines):
+    def die(training, progress, *rest):
         if progress.round + 1 == number and when == "before":
             raise Killed
-        done = compute(training, progress, books, cohort, lines)
+        done = compute(training, progress, *rest)
         if progress.round + 1 == number:
             raise Killed
         return done

@@ -101,13 +101,15 @@ class Delivery:
     """What reached the server: matrices by channel, one row per client or one row for the weighted sum; bytes sent.
 
     ``arrived`` lists the rows of the uploads that arrived (None: all), and only they are in ``uploads``. ``weight`` is
-    the sum of their weights as it arrived with a weighted sum (None: the server knows the weights).
+    the sum of their weights as it arrived with a weighted sum (None: the server knows the weights). ``learned`` is what
+    a controller elsewhere wants kept for it.
     """
 
     uploads: dict[str, Tensor]
     bytes_up: int
     arrived: Tensor | None = None
     weight: float | None = None
+    learned: State | None = None
 
 
 class Transport(Protocol):

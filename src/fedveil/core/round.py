@@ -161,6 +161,7 @@ def arrive(
         delivery, learned = _calculated(method, method.transport, uploads, shares, server, ctx)
     else:
         delivery = (carry or method.transport.carry)(uploads, shares.weights, ctx)
+        learned = _kept(delivery.learned or State())
     if not came:
         delivery = replace(delivery, bytes_up=0)
     arrival = land(method, uploads, delivery, shares, server, ctx, learned)

@@ -41,7 +41,8 @@ class StagesMod:
     ``journal``, in a file of its own, which outlives the SuperNode (one mod with a journal serves one node).
 
     Whatever else a reply says is outside of the stages: where a stage is a mechanism, ``metrics`` ``hide`` (the
-    default) puts ``num-examples = 1`` in place of all metrics, ``declare`` leaves them, and no claim covers them.
+    default) puts ``num-examples = 1`` in place of all metrics, in answers to every kind of message, and lets no arrays
+    leave but those of training; ``declare`` leaves both, and no claim covers them.
     """
 
     def __init__(
@@ -68,6 +69,8 @@ class StagesMod:
                     f"StagesMod: {type(stage).__name__} learns from round to round, which only FedVeil's own round "
                     "loop lets it; use a fixed clip, shrink(target='zero'), or `fedveil run runtime=flower`"
                 )
+        if epsilon is not None and seed is not None:
+            raise Refused("seed: noise that can be drawn again spends every budget; leave seed or epsilon out")
         cost((), delta, accountant)  # refuses what it does not know
         self.metrics, self.weight_key, self.seed = metrics, weight_key, seed
         self.journal = None if journal is None else Ledger.replay(Path(journal))
@@ -82,8 +85,10 @@ class StagesMod:
     def __call__(self, msg: Message, ctxt: Context, call_next: ClientAppCallable) -> Message:
         """Let the app train, then run the stages over its move."""
         sent = list(msg.content.array_records.values()) if msg.has_content() else []
-        if not msg.metadata.message_type.startswith("train") or len(sent) != 1:
-            return call_next(msg, ctxt)
+        if not msg.metadata.message_type.startswith("train"):
+            return self._beside(msg, call_next(msg, ctxt))
+        if len(sent) != 1:
+            return _refuse(msg, f"StagesMod: an order to train has one set of arrays, and this one {len(sent)}")
         before, number = plain(sent[0]), _round(msg)
         reply = call_next(msg, ctxt)
         if reply.has_error():
@@ -107,6 +112,17 @@ class StagesMod:
             return _refuse(msg, f"StagesMod: this client's budget of epsilon {self.epsilon:g} is spent")
         # What is no real number (a counter) goes back as it came: it tells how long a client has trained.
         reply.content[name] = moved(before, signal.value[0], layout, before if self.private else after)
+        return self._hidden(reply)
+
+    def _beside(self, msg: Message, reply: Message) -> Message:
+        """What a client answers to something else than an order to train: under a mechanism no arrays, no metrics."""
+        if not self.private or reply.has_error() or self.metrics == "declare":
+            return reply
+        if reply.content.array_records:
+            return _refuse(msg, "StagesMod: arrays leave in answer to an order to train alone")
+        return self._hidden(reply)
+
+    def _hidden(self, reply: Message) -> Message:
         if self.private and self.metrics == "hide":
             for key in [*reply.content.metric_records, *reply.content.config_records]:
                 del reply.content[key]

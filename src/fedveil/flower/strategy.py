@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.exception import PrivacyBudgetExhausted
 from flwr.serverapp.strategy import FedAvg
 from flwr.supercore import log
+from flwr.supercore.privacy_accounting import SamplingMethod
 from torch import Tensor
 
 from fedveil.aggregate.mean import Mean
@@ -102,11 +103,21 @@ class FedVeilStrategy(FedAvg):
         if self.selection == "poisson":
             drawn = [node for node in nodes if rng.random() < self.cohort / self.population]
         else:
-            drawn = [int(k) for k in rng.choice(nodes, size=min(self.cohort, len(nodes)), replace=False)]
+            drawn = self._drawn(nodes, rng)
         log(INFO, "configure_train: %s of %s nodes drawn (%s)", len(drawn), len(nodes), self.selection)
         config["server-round"] = server_round
         record = RecordDict({self.arrayrecord_key: arrays, self.configrecord_key: config})
         return list(self._construct_messages(record, drawn, MessageType.TRAIN))
+
+    def _drawn(self, nodes: list[int], rng: np.random.Generator) -> list[int]:
+        """A fixed number of nodes; where the claim counts on the draw, out of all the population, absent ones too."""
+        assert self.cohort is not None
+        assert self.population is not None
+        books = self.accountant
+        if books is None or books.config.sampling_method is not SamplingMethod.WITHOUT_REPLACEMENT:
+            return [int(k) for k in rng.choice(nodes, size=min(self.cohort, len(nodes)), replace=False)]
+        seats = rng.choice(self.population, size=self.cohort, replace=False)
+        return [nodes[seat] for seat in seats.tolist() if seat < len(nodes)]
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -63,11 +63,21 @@ class Bookkeeper:
                 "so that no claim would hold; resume it unchanged (rounds and privacy.epsilon in config.yaml may "
                 "grow), or start a new run"
             )
-        if self.privacy.rng == "seeded":
+        lost = sorted({e.round for e in entries if e.round > progress.round})
+        if self.privacy.rng == "seeded" and not self._drifts(progress.round, lost):
             self.ledger.forget(progress.ledger)
             return
-        for lost in sorted({e.round for e in entries if e.round > progress.round}):
-            self.ledger.interrupted(lost)
+        for number in lost:
+            self.ledger.interrupted(number)
+
+    def _drifts(self, done: int, lost: Sequence[int]) -> bool:
+        """Whether rounds that run again come to other moves, on which the same noise must not stand once more.
+
+        Servers that compute on shares round at random. The first round after the checkpoint has the same uploads all
+        the same; those behind it have not.
+        """
+        method = self.training.method
+        return method.private and isinstance(method.transport, Calculating) and any(n > done + 1 for n in lost)
 
     def afford(self, lines: Sequence[Line]) -> str | None:
         """None when the budget covers these lines as well; otherwise the reason why the round is not run."""
@@ -96,7 +106,13 @@ class Bookkeeper:
             raise RuntimeError(f"ledger: a round released {dict(actual - planned)} that was not charged as such")
 
     def streams(self, what: str, number: int, cohort: Sequence[int]) -> list[np.random.Generator]:
-        """A stream for each client: of its ``noise``, or of its ``batches``, whose draw must be as secret."""
+        """A stream for each client: of its ``noise``, or of its ``batches``, whose draw must be as secret.
+
+        A round that is charged once more, since its first attempt was lost, has streams of its own.
+        """
+        if self.training.method.private and self.privacy.rng == "seeded":
+            lost = sum(e.round == number and e.status == "interrupted" for e in self.ledger.entries)
+            what = f"{what}, attempt {lost + 1}" if lost else what
         return client_streams(self.training, what, number, cohort)
 
     def server_noise(self, number: int) -> np.random.Generator:

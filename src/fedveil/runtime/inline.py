@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -15,10 +15,9 @@ from torch import Tensor
 
 from fedveil.core.errors import Aborted, Refused
 from fedveil.core.files import write_bytes
-from fedveil.core.intake import Instead
 from fedveil.core.method import Method
-from fedveil.core.parts import ANNOUNCED, Moves, State, Uploads
-from fedveil.core.round import LEARNED, PREVIOUS, Arrival, arrive, depart, nobody
+from fedveil.core.parts import ANNOUNCED, State
+from fedveil.core.round import LEARNED, PREVIOUS, Arrival
 from fedveil.core.stage import Context
 from fedveil.core.streams import stream
 from fedveil.data.cohorts import draw
@@ -29,6 +28,7 @@ from fedveil.runtime.accounting import Bookkeeper
 from fedveil.runtime.checkpoint import Progress, load_progress, save_progress
 from fedveil.runtime.evaluate import accuracy_by_client, attack_success, spread, test_scores
 from fedveil.runtime.folder import Folder, write_json
+from fedveil.runtime.in_process import InProcess
 from fedveil.runtime.interrupt import undivided
 from fedveil.runtime.memory import Memory
 from fedveil.runtime.planning import remembered
@@ -66,6 +66,14 @@ class Clients(Protocol):
         """Whether a client that sends what is no number is left out; if not, the run ends with its number."""
         ...
 
+    def memory_size(self, dim: int) -> int:
+        """How many numbers the server keeps of what one client remembers, in a model of ``dim`` parameters."""
+        ...
+
+    def muster(self, number: int, cohort: Sequence[int]) -> None:
+        """Wait until this round can be had, before it is charged; refused where nobody comes."""
+        ...
+
     def carry_out(
         self, progress: Progress, ctx: Context, books: Bookkeeper, lines: Sequence[Line], record: Record
     ) -> tuple[Arrival, Tensor | None]:
@@ -90,6 +98,11 @@ def train(
     clients = clients or InProcess(training)
     with folder.locked(), torch.random.fork_rng(devices=[]), _threads(training.threads):
         progress, notes = _begin(training, folder, resume)
+        if any(row.numel() != clients.memory_size(progress.memory.dim) for row in progress.memory.rows.values()):
+            raise Refused(
+                "runtime: clients' memories were kept by another runtime than this one, and would be lost; resume the "
+                "run with the runtime that it began with"
+            )
         books = Bookkeeper(training, folder, progress)
         saved, spent = progress.round, None
         for listener in listeners:
@@ -104,13 +117,15 @@ def train(
                     if progress.round == 0:
                         raise Refused(f"privacy.epsilon: {spent}; allow more, or add more noise")
                     break
+                clients.muster(progress.round + 1, cohort)
                 books.charge(progress.round + 1, lines)
                 after, record = _round(training, progress, books, cohort, lines, clients)
                 with undivided():
                     progress.ledger = books.ledger.head
                     _commit(progress, after, training.settings.stop)
                     folder.append_event(record)
-                    if progress.round % training.settings.checkpoint.every == 0 or progress.stopped:
+                    due = progress.round % training.settings.checkpoint.every == 0
+                    if due or progress.stopped or not repeatable(record):
                         save_progress(folder.checkpoint, progress)
                         saved = progress.round
                 for listener in listeners:
@@ -226,63 +241,6 @@ def _round(
     return _After(server, cohort, memory, record["seconds"], quality), record
 
 
-@dataclass(frozen=True, eq=False)
-class InProcess:
-    """Clients in this process, trained by the run's engine."""
-
-    training: Training
-
-    @property
-    def lenient(self) -> bool:
-        """Attackers may send anything."""
-        return self.training.attackers is not None
-
-    def carry_out(
-        self, progress: Progress, ctx: Context, books: Bookkeeper, lines: Sequence[Line], record: Record
-    ) -> tuple[Arrival, Tensor | None]:
-        """Train, let uploads depart, and have them arrive."""
-        training, server, watch = self.training, progress.server, self.training.watch
-        cohort = [k for k in ctx.clients if k is not None]
-        method = training.method if watch is None else watch.begin(ctx.round, cohort)
-        held = progress.memory.gather(cohort) if method.local.remembers else None
-        again = None if watch is None else watch.replay(ctx)
-        moves, sent = _trained(training, method, server, held, ctx, books)
-        record |= measures(moves) if moves else {}
-        uploads, memory, instead = _uploads(training, method, sent, server, held, ctx)
-        arrival = arrive(method, uploads, training.shares(cohort, moves), server, ctx, instead)
-        if watch is not None and again is not None:
-            heard = watch.hear(server, moves, uploads, arrival, held, again)
-            arrival = replace(arrival, server=arrival.server | heard)
-        return arrival, memory
-
-
-def _trained(
-    training: Training, method: Method, server: State, held: Tensor | None, ctx: Context, books: Bookkeeper
-) -> tuple[Moves | None, Moves | None]:
-    """The moves of a cohort (None: nobody came) as honest clients make them, and as dishonest ones change theirs."""
-    attackers = training.attackers
-    if not ctx.clients:
-        return None, None
-    drift = method.local.drift(held, server)
-    moves = training.engine.train(method, server, drift, ctx)
-    if attackers is None:
-        return moves, moves
-    return moves, attackers.retrain(
-        method, server, drift, moves, ctx, lambda what, clients: books.streams(what, ctx.round, clients)
-    )
-
-
-def _uploads(
-    training: Training, method: Method, moves: Moves | None, server: State, held: Tensor | None, ctx: Context
-) -> tuple[Uploads, Tensor | None, Instead]:
-    """What leaves the clients: uploads, their new memory, and what arrives instead of some."""
-    uploads, memory = depart(method, moves or nobody(server["w"]), held, server, ctx)
-    if training.attackers is None:
-        return uploads, memory, {}
-    uploads, instead = training.attackers.send(uploads, ctx)
-    return uploads, memory, instead
-
-
 def _commit(progress: Progress, after: _After, stop: Stop) -> None:
     progress.server = after.server
     progress.round += 1
@@ -307,18 +265,12 @@ def sent_down(method: Method, name: str) -> bool:
     return method.sends_back if name == PREVIOUS else not name.startswith((LEARNED, HEARD))
 
 
-def measures(moves: Moves) -> Record:
-    """What a round's record says of local training."""
+def repeatable(record: Record) -> bool:
+    """Whether a round would come out the same again: not where it hung on who answered.
 
-    def span(values: Tensor) -> Record:
-        return {"mean": float(values.double().mean()), "min": float(values.min()), "max": float(values.max())}
-
-    steps = moves.steps
-    return {
-        "train_loss": span(moves.loss),
-        "move_norm": span(moves.delta.value.norm(dim=1)),
-        "steps": {"min": int(steps.min()), "max": int(steps.max())},
-    }
+    Seeded noise is drawn again with a round that is computed again, and must not fall on other numbers than before.
+    """
+    return not any(record.get(name) for name in ("excluded", "aborted", "forgot"))
 
 
 def _client_facts(training: Training) -> Record:

@@ -36,6 +36,7 @@ from fedveil.runtime.build import build, build_aggregate
 from fedveil.runtime.model import OWN, Task, build_objective
 from fedveil.runtime.settings import Settings
 from fedveil.runtime.watch import Watch
+from fedveil.transport.duo.transport import Duo
 
 COHORT = 10
 LEAK = (
@@ -327,7 +328,7 @@ def maker(
         recipe = build(
             node,
             "method",
-            transport=build(config["transport"], "transport"),
+            transport=_transport(config),
             aggregate=build_aggregate(
                 config["aggregate"], cohort, fit("client_momentum", node.get("client_momentum", 0.0), float)
             ),
@@ -339,6 +340,12 @@ def maker(
         return recipe
 
     return make
+
+
+def _transport(config: Mapping[str, Any]) -> Any:
+    """The transport, which says of itself where its parties are."""
+    found = build(config["transport"], "transport")
+    return replace(found, apart=config["runtime"].get("name") == "flower") if isinstance(found, Duo) else found
 
 
 def _refuse_leaks(settings: Settings, method: Method, federation: Federation, objective: Objective) -> None:

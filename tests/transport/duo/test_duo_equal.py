@@ -15,7 +15,9 @@ from fedveil.aggregate.evidence import entropy, sums
 from fedveil.aggregate.krum import krum
 from fedveil.aggregate.order import trimmed_mean
 from fedveil.transport.duo import fixed, wide
-from fedveil.transport.duo.client import decrypt
+from fedveil.transport.duo.client import decrypt, unsealed
+from fedveil.transport.duo.lattice import ring
+from fedveil.transport.duo.parameters import VECTORS
 
 require("tenseal")
 ROUNDS = [
@@ -170,3 +172,33 @@ def test_noise_of_a_server_is_in_the_result_and_not_in_the_reference():
     from fedveil.transport.duo.client import combine
 
     assert combine(*parts) - found == pytest.approx(noise.astype(float) * updates[0].unit)
+
+
+@pytest.mark.parametrize("kind", ["residues at random", "half the modulus", "2^64 more"])
+def test_a_ciphertext_of_what_no_client_may_send_counts_as_zeros(kind):
+    """Well-formed, and beyond all that a sealer would encrypt; a number that is an honest one modulo 2^64 is that."""
+    duet, rng = Duet(keys(4, 300)), np.random.default_rng(0)
+    x, place = cohort(rng, 4, 300), ring(VECTORS)
+    parts = [unsealed(duet.plan, duet.seal(row)) for row in x]
+    primes = place.primes[: VECTORS.levels]
+    if kind == "residues at random":
+        parts[1] = np.stack([rng.integers(0, q, (1, 2, place.degree), dtype=np.uint64) for q in primes], axis=2)
+    else:
+        more = math.prod(primes) // 2 if kind == "half the modulus" else primes[2] << 64
+        lies = np.array([[[more % q] * place.degree for q in primes]], np.uint64)
+        parts[1][:, 0] = place.plus(parts[1][:, 0], place.forward(lies))
+    given = (None, list(enumerate(parts)))
+    round = duet.both(lambda server, uploads: server.round(0, uploads), (duet.one, duet.two), given)
+    kept = x.copy()
+    kept[1] *= kind == "2^64 more"
+    assert duet.result(round, "mean")[0] == pytest.approx(kept.mean(0), abs=1e-6)
+    seen, _ = duet.both(lambda r: r.sense(), round)
+    assert seen.energy == pytest.approx(float((kept**2).sum()), rel=1e-5)
+
+
+def test_krum_that_picks_an_upload_beyond_the_bound_returns_zeros():
+    """Zeros in its place are nearest to uploads that point everywhere: what is returned must be those zeros."""
+    duet, x = Duet(keys(5, 400, byzantine=1)), np.random.default_rng(1).normal(size=(5, 400))
+    x *= 0.9 / np.linalg.norm(x, axis=1)[:, None]
+    x[2] *= 1000
+    assert (duet.result(duet.begin(x), "krum")[0] == 0).all()

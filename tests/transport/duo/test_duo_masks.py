@@ -10,6 +10,7 @@ from tests.support import require
 from tests.transport.duo.duet import Duet, cohort, keys
 
 from fedveil.transport.duo import convert, entropy, session, wide
+from fedveil.transport.duo import round as round_module
 from fedveil.transport.duo.dealer import Dealer, deal
 from fedveil.transport.duo.given import Given
 from fedveil.transport.duo.lattice import Encryptor
@@ -137,3 +138,13 @@ def test_an_encryption_of_zero_is_one_at_every_level(levels):
     parts = Encryptor(place, dealt.s2.scalars_public).zero(levels)
     found = place.joined(place.constants(place.plus(parts[0], place.times(parts[1], place.plus(*halves)))))
     assert abs(found) < 2**20
+
+
+def test_combinations_are_drawn_anew_in_every_round(monkeypatch):
+    """A client that knew them could send an upload of any length that passes."""
+    drawn, duet = [], Duet(keys(3, 50))
+    within = round_module.within
+    monkeypatch.setattr(round_module, "within", lambda *given: drawn.append(given[-1]) or within(*given))
+    for number in range(3):
+        duet.begin(np.zeros((3, 50)), number)
+    assert len(drawn) == 6 and len(set(drawn)) == 3, "both servers have the same ones"

@@ -1,6 +1,7 @@
 """Two servers in a run: what is excluded, what is retried or aborted, and that everything opened is on the table."""
 
 import contextlib
+import os
 import shutil
 import threading
 from collections import defaultdict
@@ -294,6 +295,22 @@ def test_keys_that_do_not_fit_are_refused_in_words(dealt):
         carried(Duo(norm_bound=5.0, keys=str(dealt)), rows(), TrimmedMean(1))
     with pytest.raises(Refused, match="cannot read"):
         Duo(norm_bound=5.0, keys=str(dealt / "nowhere")).remarks(5)
+
+
+def test_rounds_are_counted_as_long_as_keys_live(dealt):
+    """In a file, so that another run goes on counting: masks cover only so many openings under one key."""
+    duo = Duo(norm_bound=5.0, keys=str(dealt))
+    begun = Given.kept(dealt).begun
+    before = begun.stat().st_size if begun.exists() else 0
+    given = Given.kept(dealt)
+    for _ in range(2):
+        with contextlib.suppress(Aborted):
+            given.attempt(1)
+    assert Given.kept(dealt).begun.stat().st_size == before + 2 and begun.stat().st_mode & 0o077 == 0
+    os.truncate(begun, given.clients.plan.most)
+    with pytest.raises(Refused, match=f"{given.clients.plan.most:,} rounds were begun under these keys"):
+        carried(duo, rows(), Mean())
+    os.truncate(begun, before)
 
 
 def test_randomness_is_dealt_once():

@@ -7,7 +7,9 @@ release before it is made, and answers no order that would exceed the budget, or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import fcntl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,20 +47,29 @@ def charge(training: Training, order: Order, server: State, context: Context) ->
     if held != int(training.federation.sizes[order.client]):
         raise Refused(f"the server speaks of {training.federation.sizes[order.client]} examples, and there are {held}")
     planner, path = Planner(training), Path(str(place)) / FILE
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    ledger = Ledger.replay(path)
-    accounts = Accounts(delta, True, adjacency=training.settings.privacy.adjacency)
-    for entry in ledger.entries:
-        accounts.add(_ours(entry.lines))
     lines = tuple(x for x in planner.lines([order.client], server) if x.clients is not None)
-    after = accounts.spent("server", "record", _ours(lines))
-    if after > limit:
-        spent = accounts.spent("server", "record")
-        raise Refused(
-            f"this site's budget is epsilon {limit:g}: {spent:.4g} is spent, this round would make it {after:.4g}"
-        )
-    ledger.charge(order.round, lines)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _alone(path):
+        ledger = Ledger.replay(path)
+        accounts = Accounts(delta, True, adjacency=training.settings.privacy.adjacency)
+        for entry in ledger.entries:
+            accounts.add(_ours(entry.lines))
+        after = accounts.spent("server", "record", _ours(lines))
+        if after > limit:
+            spent = accounts.spent("server", "record")
+            raise Refused(
+                f"this site's budget is epsilon {limit:g}: {spent:.4g} is spent, this round would make it {after:.4g}"
+            )
+        ledger.charge(order.round, lines)
     return lines
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Orders of two runs are answered by two processes: one after the other looks what is left, and takes of it."""
+    with path.with_suffix(".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _ours(lines: Sequence[Line]) -> list[Line]:

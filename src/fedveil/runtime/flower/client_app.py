@@ -13,24 +13,29 @@ from flwr.clientapp import ClientApp
 
 from fedveil.core.errors import Refused
 from fedveil.core.parts import Uploads
-from fedveil.runtime.flower import encrypted, masked, shuffled
+from fedveil.runtime.flower import encrypted, masked, parties, shuffled
 from fedveil.runtime.flower.keeping import remember
 from fedveil.runtime.flower.messages import (
+    Deal,
     Envelopes,
     Frame,
     Hello,
     Invite,
     Malformed,
+    Meeting,
     Opening,
     Order,
     Present,
+    Step,
+    Task,
     Trained,
     decode,
     encode,
 )
 from fedveil.runtime.flower.node import made, place_of, run_of, tensors_of, train
-from fedveil.runtime.flower.sites import own_data
+from fedveil.runtime.flower.sites import own_data, settled
 from fedveil.runtime.prepare import Training
+from fedveil.transport.duo.transport import Duo
 from fedveil.transport.he import Encrypted
 from fedveil.transport.shuffle import Shuffle
 
@@ -62,6 +67,8 @@ def hello(message: Message, context: Context) -> Message:
     client = client_of(context)
     if not asked.settings:
         return Message(encode(Present(client, "", 0, b"", {})), reply_to=message)
+    if "epsilon" in context.node_config:
+        settled(orjson.loads(asked.settings)["data"])
     own = own_data(orjson.loads(asked.settings), client, data_of(context))
     site = str(context.node_config.get("site", client))
     return Message(encode(Present(client, "", len(own.examples), b"", own.facts | {"site": site})), reply_to=message)
@@ -95,6 +102,8 @@ def _hidden(training: Training, order: Order, uploads: Uploads, context: Context
     """An upload that the server must not see, in a frame of its transport."""
     if isinstance(training.method.transport, Shuffle):
         return shuffled.upload(training, order, uploads, context)
+    if isinstance(training.method.transport, Duo):
+        return parties.upload(training, order, uploads, context)
     if isinstance(training.method.transport, Encrypted):
         return encrypted.upload(training, order, uploads, context)
     return masked.upload(training, order, uploads, context)
@@ -132,3 +141,29 @@ def shuffle(message: Message, context: Context) -> Message:
 def sums(message: Message, context: Context) -> Message:
     """The computer and the controller: their part of an encrypted sum."""
     return Message(encode(encrypted.serve(decode(Frame, message.content, limit=2**31)[0], context)), reply_to=message)
+
+
+@app.query("meet")
+def meets(message: Message, context: Context) -> Message:
+    """S1, S2 and the key centre: a new meeting."""
+    return Message(encode(parties.meet(decode(Meeting, message.content)[0], context)), reply_to=message)
+
+
+@app.query("deal")
+def deals(message: Message, context: Context) -> Message:
+    """The key centre: keys for a round."""
+    return Message(encode(parties.deal_keys(decode(Deal, message.content)[0], context)), reply_to=message)
+
+
+@app.query("begin")
+def begins(message: Message, context: Context) -> Message:
+    """The same three: a round's program begins."""
+    task = decode(Task, message.content, limit=2**31)[0]
+    return Message(encode(parties.begin(task, context)), reply_to=message)
+
+
+@app.query("step")
+def steps(message: Message, context: Context) -> Message:
+    """The same three: it goes on."""
+    words = decode(Step, message.content, limit=2**31)[0]
+    return Message(encode(parties.step(words, context)), reply_to=message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -11,18 +12,19 @@ from torch import Tensor
 
 from fedveil.core.errors import Refused
 from fedveil.core.parts import MOVE, Moves, State, Uploads
-from fedveil.core.round import Arrival, Carry, arrive, depart, nobody
+from fedveil.core.round import LEARNED, Arrival, Carry, arrive, depart, nobody
 from fedveil.core.stage import Context
 from fedveil.privacy.ledger import Line
 from fedveil.runtime.accounting import Bookkeeper
 from fedveil.runtime.checkpoint import Progress
-from fedveil.runtime.flower import encrypted, masked, shuffled
+from fedveil.runtime.flower import encrypted, masked, parties, relay, shuffled
 from fedveil.runtime.flower.facts import filled, foresee, travels
 from fedveil.runtime.flower.messages import Malformed, Order, Shapes, Trained, decode, encode
 from fedveil.runtime.flower.node import PUBLIC, UPPER, kinds, pack_settings
 from fedveil.runtime.flower.nodes import Nodes
 from fedveil.runtime.inline import Record, sent_down
 from fedveil.runtime.prepare import Training
+from fedveil.transport.duo.transport import Duo
 from fedveil.transport.he import Encrypted
 from fedveil.transport.masks import Masks
 from fedveil.transport.shuffle import Shuffle
@@ -53,6 +55,8 @@ def check(training: Training) -> None:
         shuffled.check(transport)
     elif isinstance(transport, Encrypted):
         encrypted.check(transport)
+    elif isinstance(transport, Duo):
+        relay.check(transport)
     elif "each" not in transport.reveals:
         raise Refused(
             f"transport: {type(transport).__name__} has no parties on Flower nodes; use transport=plain, masks, he "
@@ -65,6 +69,8 @@ def roles(training: Training) -> tuple[str, ...]:
     transport = training.method.transport
     if isinstance(transport, Encrypted):
         return encrypted.ROLES
+    if isinstance(transport, Duo):
+        return parties.ROLES
     return (shuffled.ROLE,) if isinstance(transport, Shuffle) else ()
 
 
@@ -83,14 +89,27 @@ class NodeCohort:
 
     def __post_init__(self) -> None:
         check(self.training)
-        self.settings = pack_settings(self.training, self.state if self.training.method.local.remembers else None)
+        method = self.training.method
+        remembers = method.local.remembers or isinstance(method.transport, Duo)
+        self.settings = pack_settings(self.training, self.state if remembers else None)
+
+    def memory_size(self, dim: int) -> int:
+        """The round whose upload was used last; the vector lies at its node."""
+        return 1
+
+    def muster(self, number: int, cohort: Sequence[int]) -> None:
+        """Wait for somebody of the cohort, as many as a sum of theirs needs, and for the parties beside them."""
+        transport, enough = self.training.method.transport, min(1, len(cohort))
+        if isinstance(transport, Masks) and cohort:
+            with suppress(Refused):  # a cohort that is too small for a plan is aborted in its round
+                enough = transport.plan(len(cohort)).least
+        self.nodes.wait_for(enough, frozenset(roles(self.training)), self.nodes.timeout, among=cohort)
 
     def carry_out(
         self, progress: Progress, ctx: Context, books: Bookkeeper, lines: Sequence[Line], record: Record
     ) -> tuple[Arrival, Tensor | None]:
         """One round. What the server remembers of a client is the last round in which its upload was used."""
         training, method, server = self.training, self.training.method, progress.server
-        self.nodes.meet()
         facts = self._foreseen(books, server, ctx)
         ctx.releases.extend(replace(x.release, clients=x.clients) for x in lines if x.release.slot != "on_mean")
         moves = self._moves(facts, ctx, record)
@@ -157,6 +176,11 @@ class Round:
         if isinstance(transport, Encrypted):
             return lambda uploads, weights, ctx: encrypted.carried(
                 transport, self.nodes, self.frames, uploads, weights, ctx
+            )
+        if isinstance(transport, Duo):
+            rule, kept = self.cohort.training.method.aggregate, self.progress.server.get(LEARNED + relay.MEMORY)
+            return lambda uploads, weights, ctx: relay.carried(
+                transport, self.nodes, settings, rule, kept, self.frames, uploads, weights, ctx
             )
         assert isinstance(transport, Masks)  # check() has refused the others
         return lambda uploads, weights, ctx: masked.carried(

@@ -164,8 +164,117 @@ class Shuffled:
     refused: dict[str, int]
 
 
-Words = Hello | Present | Order | Trained | Invite | Frame | Opening | Opened | Keys | Envelopes | Shuffled
-W = TypeVar("W", Hello, Present, Order, Trained, Invite, Frame, Opening, Opened, Keys, Envelopes, Shuffled)
+Met = tuple[bytes, bytes]
+"""A party's identity, and its key of one meeting."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Server to S1, S2 and the key centre: you are about to meet."""
+
+    kind: ClassVar[str] = "meeting"
+    role: str
+    round: int
+
+
+@dataclass(frozen=True)
+class Here:
+    """The answer: who it is."""
+
+    kind: ClassVar[str] = "here"
+    met: Met
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Server to key centre: keys for this ``plan``; once for each ``session``, sealed anew for whoever meets."""
+
+    kind: ClassVar[str] = "deal"
+    session: bytes
+    plan: bytes
+    entropy: bool
+    others: dict[str, Met]
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """The answer: what clients encrypt with, signed; what results are read with; a box for each server."""
+
+    kind: ClassVar[str] = "dealt"
+    public: bytes
+    results: bytes
+    signature: bytes
+    boxes: dict[str, bytes]
+
+
+@dataclass(frozen=True)
+class Lock:
+    """Server to client, in the frame of an order: the public key of uploads as the key centre has signed it."""
+
+    kind: ClassVar[str] = "lock"
+    session: bytes
+    plan: bytes
+    key: bytes
+    identity: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Task:
+    """Server to S1, S2 and the key centre: a round's program, and what this party begins with."""
+
+    kind: ClassVar[str] = "task"
+    settings: bytes
+    round: int
+    cohort: int
+    others: dict[str, Met]
+    keys: bytes
+    reference: bytes
+    uploads: tuple[bytes, ...]
+    memory: bytes
+
+
+@dataclass(frozen=True)
+class Step:
+    """Server to party: boxes from others, in order."""
+
+    kind: ClassVar[str] = "step"
+    place: int
+    boxes: tuple[tuple[str, bytes], ...]
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """Party to server: boxes for others; ``done`` with what came of it, or why nothing did."""
+
+    kind: ClassVar[str] = "spoken"
+    boxes: tuple[tuple[str, bytes], ...]
+    done: bytes | None
+    failed: str | None
+
+
+Words = (
+    Hello
+    | Present
+    | Order
+    | Trained
+    | Invite
+    | Frame
+    | Opening
+    | Opened
+    | Keys
+    | Envelopes
+    | Shuffled
+    | Meeting
+    | Here
+    | Deal
+    | Dealt
+    | Lock
+    | Task
+    | Step
+    | Spoken
+)
+W = TypeVar("W", bound=Words)
 
 
 def encode(words: Words, tensors: Tensors | None = None) -> RecordDict:
@@ -220,7 +329,7 @@ def unpack(kind: type[W], body: bytes) -> W:
 _known: dict[str, dict[str, Any]] = {}
 
 
-def _hints(kind: type[Words]) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     if kind.kind not in _known:
         hints = typing.get_type_hints(kind)
         _known[kind.kind] = {f.name: hints[f.name] for f in fields(kind)}

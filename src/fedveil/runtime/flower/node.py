@@ -15,7 +15,7 @@ from flwr.app import Context
 from torch import Tensor
 
 from fedveil.core.errors import Refused
-from fedveil.core.parts import MOVE, Moves, State, Uploads
+from fedveil.core.parts import ANNOUNCED, MOVE, Moves, State, Uploads
 from fedveil.core.round import PREVIOUS, depart
 from fedveil.core.stage import Context as Stance
 from fedveil.core.stage import Release
@@ -24,12 +24,14 @@ from fedveil.runtime.accounting import client_streams
 from fedveil.runtime.flower.budget import charge
 from fedveil.runtime.flower.keeping import recall
 from fedveil.runtime.flower.messages import Made, Order
-from fedveil.runtime.flower.sites import Sites, at_node, own_data, task_of
+from fedveil.runtime.flower.sites import Sites, at_node, nothing, own_data, task_of
 from fedveil.runtime.planning import remembered
 from fedveil.runtime.prepare import Training, prepare
 
 PUBLIC = "public"
 """The name under which the public part of a move travels, where the server asks for it."""
+NOBODY = -1
+"""The client that a party without examples is."""
 UPPER = ".upper"
 """Behind the name of a channel whose values are one of two: one bit for each travels."""
 
@@ -56,7 +58,16 @@ def place_of(settings: bytes, context: Context) -> Path | None:
 
 def run_of(settings: bytes, client: int, path: str | None) -> Training:
     """The run with these settings, built once in a process; for all clients where they share a known data set."""
-    return _built(settings, client, path) if orjson.loads(settings)["task"] is not None else _built(settings)
+    if orjson.loads(settings)["task"] is not None:
+        return _built(settings, client, path)
+    if path is not None:
+        raise Refused("this site has data of its own, and the order is for a run on a shared data set")
+    return _built(settings)
+
+
+def run_of_party(settings: bytes) -> Training:
+    """The same run at a party that has no examples."""
+    return _built(settings, NOBODY) if orjson.loads(settings)["task"] is not None else _built(settings)
 
 
 @lru_cache(maxsize=2)
@@ -66,7 +77,7 @@ def _built(settings: bytes, client: int | None = None, path: str | None = None) 
     config["threads"] = max(1, int(config["runtime"].get("cpus") or 1))
     data = None
     if task is not None and client is not None:
-        data = at_node(task, client, own_data(config, client, path))
+        data = at_node(task, client, nothing(task) if client == NOBODY else own_data(config, client, path))
     return prepare(config, data=data, calibrated=PerClient(tuple(noise)) if isinstance(noise, list) else noise)
 
 
@@ -84,6 +95,9 @@ class Outcome:
 def train(training: Training, order: Order, server: State, context: Context) -> Outcome:
     """One client's half of a round, as a run in process has it."""
     method, client = training.method, order.client
+    between_sites = isinstance(training.federation, Sites)
+    if between_sites and method.private and training.settings.privacy.rng != "secure":
+        raise Refused("noise from a seed that the server knows protects nothing; set privacy.rng=secure")
     charged = charge(training, order, server, context)
     held, forgot = None, False
     if method.local.remembers:
@@ -100,6 +114,7 @@ def train(training: Training, order: Order, server: State, context: Context) -> 
         previous=server[PREVIOUS][None, :] if PREVIOUS in server else None,
         weights=server["w"],
         lenient=True,
+        announced={n.removeprefix(ANNOUNCED): float(v) for n, v in server.items() if n.startswith(ANNOUNCED)},
         cohort=order.cohort,
     )
     with _quietly(training):

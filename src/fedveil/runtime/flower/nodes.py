@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +18,8 @@ Answers = dict[int, RecordDict | str]
 """By node: what came back, or in words why nothing did."""
 
 
+GREETING = 5.0
+"""Seconds that a round waits for a new node to say who it is; whoever takes longer is heard in a later one."""
 NOBODY = -1
 """The number of a node that is none of the clients."""
 
@@ -43,32 +46,51 @@ class Nodes:
     roles: dict[str, int] = field(default_factory=dict, init=False)
     present: dict[int, Present] = field(default_factory=dict, init=False)
     """What each node has said of itself."""
+    greeted: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
+    """Hellos under way: to which node, and since when."""
     trouble: dict[int, str] = field(default_factory=dict, init=False)
     """Why a node could not say it, in its words."""
 
     def meet(self) -> None:
         """Ask nodes that are new who they are, and forget those that have left."""
-        here = set(self.grid.get_node_ids())
+        here, now = set(self.grid.get_node_ids()), time.monotonic()
         for node in self.present.keys() - here:
             del self.present[node]
-        strangers = sorted(here - self.present.keys())
-        hello = encode(Hello(self.settings))
-        registered = {info.node_id: info.name for info in self.grid.get_nodes()} if self.names else {}
-        for node, answer in self.exchange("query.hello", dict.fromkeys(strangers, hello)).items():
-            if isinstance(answer, str):
-                self.trouble[node] = answer
-                continue
-            self.trouble.pop(node, None)
-            try:
-                found = self._placed(decode(Present, answer, {})[0])
-            except Malformed:
-                continue
-            fits = not self.names or self._is(found, registered.get(node))
-            self.present[node] = found if fits else replace(found, client=NOBODY, role="")
+        life = math.inf if self.timeout is None else self.timeout
+        self.greeted = {name: (node, when) for name, (node, when) in self.greeted.items()
+                        if node in here and now - when <= life}  # fmt: skip
+        strangers = sorted(here - self.present.keys() - {node for node, _ in self.greeted.values()})
+        fresh = self._push("query.hello", dict.fromkeys(strangers, encode(Hello(self.settings))))[0]
+        self.greeted |= {name: (node, now) for name, node in fresh.items()}
+        self._hear()
+        while fresh.keys() & self.greeted.keys() and time.monotonic() - now < min(GREETING, life):
+            self._rest(self.poll)
+            self._hear()
         # A node that came back under another number takes its place again.
         self.clients = {found.client: node for node, found in sorted(self.present.items()) if not found.role}
         self.clients.pop(NOBODY, None)
         self.roles = {found.role: node for node, found in sorted(self.present.items()) if found.role}
+
+    def _hear(self) -> None:
+        """Whoever has answered a hello by now is present."""
+        if not self.greeted:
+            return
+        registered = {info.node_id: info.name for info in self.grid.get_nodes()} if self.names else {}
+        for reply in self.grid.pull_messages(list(self.greeted)):
+            node, _ = self.greeted.pop(reply.metadata.reply_to_message_id, (None, 0.0))
+            if node is None:
+                continue
+            if reply.has_error():
+                self.trouble[node] = f"error: {_reason(reply)}"
+                continue
+            try:
+                found = self._placed(decode(Present, reply.content, {})[0])
+            except Malformed as why:
+                self.trouble[node] = str(why)
+                continue
+            self.trouble.pop(node, None)
+            fits = not self.names or self._is(found, registered.get(node))
+            self.present[node] = found if fits else replace(found, client=NOBODY, role="")
 
     def _is(self, found: Present, name: str | None) -> bool:
         if found.role:
@@ -79,36 +101,33 @@ class Nodes:
         behind = -1 if self.population is None else found.client - self.population
         return replace(found, client=-1, role=self.extra[behind]) if 0 <= behind < len(self.extra) else found
 
-    def wait_for(self, clients: int, roles: frozenset[str] = frozenset(), seconds: float | None = None) -> None:
-        """Until so many clients, and these roles, are there."""
+    def wait_for(
+        self,
+        clients: int,
+        roles: frozenset[str] = frozenset(),
+        seconds: float | None = None,
+        among: Sequence[int] | None = None,
+    ) -> None:
+        """Until so many clients (of ``among``), and these roles, are there."""
         end = None if seconds is None else time.monotonic() + seconds
         while True:
             self.meet()
-            if len(self.clients) >= clients and roles <= self.roles.keys():
+            here = len(self.clients) if among is None else len(self.clients.keys() & set(among))
+            if here >= clients and roles <= self.roles.keys():
                 return
             if end is not None and time.monotonic() > end:
                 missing = ", ".join(sorted(roles - self.roles.keys()))
                 raise Refused(
-                    f"runtime: {len(self.clients)} of {clients} clients are connected"
+                    f"runtime: {here} of {clients} clients are connected"
                     f"{f', and no node is the {missing}' if missing else ''}; start the missing SuperNodes"
                     + "".join(f"; a node says: {words}" for words in dict.fromkeys(self.trouble.values()))
                 )
             self._rest(max(self.poll, 0.2))
 
-    def exchange(self, kind: str, contents: Mapping[int, RecordDict], enough: float | None = None) -> Answers:
-        """Send each node its message and wait for the answers, no longer than ``enough`` (or the time-out)."""
-        out: Answers = {}
-        if not contents:
-            return out
-        waiting: dict[str, int] = {}
-        for node, content in contents.items():
-            # One by one: of several, Flower does not say which it did not take.
-            numbers = list(self.grid.push_messages([Message(content, dst_node_id=node, message_type=kind)]))
-            if numbers and numbers[0]:
-                waiting[numbers[0]] = node
-            else:
-                out[node] = "its node has left"
-        limit = self.timeout if enough is None else enough
+    def exchange(self, kind: str, contents: Mapping[int, RecordDict]) -> Answers:
+        """Send each node its message and wait for the answers, no longer than the time-out."""
+        waiting, out = self._push(kind, contents)
+        limit = self.timeout
         end = None if limit is None else time.monotonic() + limit
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
@@ -122,6 +141,19 @@ class Nodes:
                 break
             self._rest(self.poll)
         return out
+
+    def _push(self, kind: str, contents: Mapping[int, RecordDict]) -> tuple[dict[str, int], Answers]:
+        """Send; the node of each message that is under way, and who did not get one."""
+        waiting: dict[str, int] = {}
+        out: Answers = {}
+        for node, content in contents.items():
+            # One by one: of several, Flower does not say which it did not take.
+            numbers = list(self.grid.push_messages([Message(content, dst_node_id=node, message_type=kind)]))
+            if numbers and numbers[0]:
+                waiting[numbers[0]] = node
+            else:
+                out[node] = "its node has left"
+        return waiting, out
 
     def ask(
         self, kind: str, clients: Mapping[int, int | None], contents: Mapping[int, RecordDict]

@@ -28,6 +28,7 @@ from fedveil.runtime.flower.sites import at_server
 from fedveil.runtime.folder import Folder
 from fedveil.runtime.inline import Listener, Record, train
 from fedveil.runtime.prepare import Training, prepare
+from fedveil.transport.duo.transport import Duo
 from fedveil.transport.he import Encrypted
 
 WAIT = 300.0
@@ -78,6 +79,11 @@ def deploy(grid: Any, run_config: Any, listeners: Sequence[Listener] = ()) -> Fo
         raise Refused(
             "privacy.rng: seeded noise is known to everybody who knows the seed, such as the server; set "
             "privacy.rng=secure between real sites"
+        )
+    if isinstance(training.method.transport, Duo):
+        raise Refused(
+            "transport: two servers exchange some hundred messages a round, for each of which a SuperNode starts a "
+            "process; use masks between real sites, and duo in a simulation or with runtime=inline"
         )
     nodes.wait_for(count, frozenset(roles(training)), seconds=wait)
     if isinstance(training.method.transport, Encrypted):

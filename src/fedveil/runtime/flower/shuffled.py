@@ -7,6 +7,8 @@ and after the shuffler has opened them parts without.
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -45,6 +47,8 @@ from fedveil.transport.shuffle.shuffler import ENVELOPE, Shuffler
 
 ROLE = "shuffler"
 STATE = "fedveil.shuffler"
+OPENED = "opened-envelopes"
+"""Digests of all envelopes that a shuffler has opened, 16 bytes each, in the folder of its node's own."""
 Trainings = Callable[[Mapping[int, bytes], Tensor | None, int], dict[int, bytes | str]]
 
 
@@ -116,7 +120,12 @@ def begin(message: Opening, context: Context) -> Opened:
     if opening.least < int(fewest):
         raise Malformed(f"crowds of {opening.least}, and this shuffler forwards none of fewer than {fewest} parts")
     key = _key(context)
-    context.state[STATE] = ConfigRecord({"open": message.open, "key": key.private_bytes_raw(), "round": opening.round})
+    record = context.state.config_records.get(STATE)
+    opened = b"" if record is None else record.get("opened", b"")
+    assert isinstance(opened, bytes)
+    context.state[STATE] = ConfigRecord(
+        {"open": message.open, "key": key.private_bytes_raw(), "round": opening.round, "opened": opened}
+    )
     return Opened(key.public_key().public_bytes_raw())
 
 
@@ -128,7 +137,10 @@ def finish(message: Envelopes, context: Context) -> Shuffled:
         raise Malformed("no round has begun here")
     opening, key = Open.decode(raw), _key(context)
     shuffler, came = Shuffler(opening), 0
-    for seat, envelope in message.envelopes.items():
+    fresh = _first_time(message.envelopes, context)
+    if again := len(message.envelopes) - len(fresh):
+        shuffler.refused["opened before"] += again
+    for seat, envelope in fresh.items():
         try:
             found = msgpack.unpackb(SUITE.decrypt(envelope, key, info=_place(opening.round)))
             if not isinstance(found, list) or not all(isinstance(part, bytes) for part in found):
@@ -141,6 +153,31 @@ def finish(message: Envelopes, context: Context) -> Shuffled:
             shuffler.take(seat, part)
     batches = tuple(shuffler.release())
     return Shuffled(batches, came, dict(shuffler.refused))
+
+
+def _first_time(envelopes: Mapping[int, bytes], context: Context) -> dict[int, bytes]:
+    """Those that were not opened before; all of them are opened now.
+
+    Whoever had the same envelopes opened twice, once without somebody's, would know whose parts are missing.
+    """
+    place, record = context.node_config.get("state"), context.state.config_records[STATE]
+    path = None if place is None else Path(str(place)) / OPENED
+    held = record.get("opened", b"") if path is None else path.read_bytes() if path.exists() else b""
+    assert isinstance(held, bytes)
+    known = {held[i : i + 16] for i in range(0, len(held), 16)}
+    found: dict[bytes, int] = {}
+    for seat, envelope in envelopes.items():
+        found.setdefault(hashlib.blake2b(envelope, digest_size=16).digest(), seat)
+    new = {digest: seat for digest, seat in found.items() if digest not in known}
+    if path is None:
+        record["opened"] = held + b"".join(new)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with path.open("ab") as file:
+            file.write(b"".join(new))
+            file.flush()
+            os.fsync(file.fileno())
+    return {seat: envelopes[seat] for seat in new.values()}
 
 
 def _key(context: Context) -> X25519PrivateKey:

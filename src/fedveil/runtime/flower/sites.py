@@ -15,7 +15,7 @@ from fedveil.core.errors import Refused, one_of
 from fedveil.core.federation import Examples
 from fedveil.data import SOURCES
 from fedveil.data.raw import IntArray, Raw
-from fedveil.runtime.flower.messages import Malformed, Present
+from fedveil.runtime.flower.messages import Present
 from fedveil.runtime.prepare import build_federation
 
 
@@ -74,6 +74,8 @@ class Own:
 def own_data(config: Mapping[str, Any], client: int, path: str | None) -> Own:
     """A node's own examples: of its own file, read as the data settings say; else its part of a known data set."""
     if path is None:
+        if "path" in config["data"]:
+            raise Refused("site.toml: data is missing; a file is read where this site says, and not where a run does")
         whole = build_federation(config)
         if client >= whole.population:
             raise Refused(f"node config: client {client} does not exist; {whole.name} has {whole.population} clients")
@@ -84,6 +86,35 @@ def own_data(config: Mapping[str, Any], client: int, path: str | None) -> Own:
     examples = Examples(raw.x, raw.y)
     facts = _facts(str(config["data"]["source"]), examples, raw.classes, raw.labels, raw.columns)
     return Own(examples, facts | {"private_statistics": raw.private_statistics})
+
+
+def settled(node: Mapping[str, Any]) -> None:
+    """Refuse data settings that leave something to a site's file, so that sites could understand them differently.
+
+    What a site would have to tell about its file then is also nothing that its budget covers.
+    """
+    if "path" not in node:
+        return
+    if node["source"] == "npz" and node["classes"] is None:
+        raise Refused("data.classes: a site's file may lack a class; give the number of classes (0: a number)")
+    if node["source"] != "csv":
+        return
+    if node["label"] is None:
+        raise Refused("data.label: which column is to be predicted? give data.label=...")
+    if node["target"] == "class" and node["labels"] is None:
+        raise Refused("data.labels: a site's file may lack a class; give the list, such as data.labels=[0,1]")
+    if node["scaling"] == "pooled":
+        raise Refused("data.scaling: each site would scale by its own rows; use data.bounds, or scaling=none")
+    for name in node["categorical"] or ():
+        if name not in (node["categories"] or {}):
+            raise Refused(
+                f"data.categories: sites' files may hold different values in column {name!r}; give them all, as "
+                f"data.categories={{{name}: [...]}}"
+            )
+    if node["gaps"] is None:
+        raise Refused(
+            "data.gaps: which numeric columns may lack values at a site? give the list, or data.gaps=[] for none"
+        )
 
 
 def _read(config: Mapping[str, Any], path: str) -> Raw:
@@ -154,7 +185,7 @@ def agreed(one: Present) -> dict[str, Any]:
     fine = isinstance(shape, tuple) and all(type(n) is int and n > 0 for n in shape)
     fine = fine and type(facts.get("classes")) is int and 0 <= facts["classes"] < 2**20
     if not fine or one.examples >= 2**40:
-        raise Malformed(f"client {one.client}: facts about data that make no sense")
+        raise Refused(f"data: client {one.client} tells facts about its data that make no sense; leave it out")
     return {"labels": None, "columns": None, "tokens": False, "private_statistics": None, "name": "sites"} | facts
 
 
@@ -185,6 +216,12 @@ def at_node(task: Mapping[str, Any], client: int, own: Own) -> Sites:
         private_statistics=own.facts["private_statistics"],
         own={client: own.examples},
     )
+
+
+def nothing(task: Mapping[str, Any]) -> Own:
+    """What a party has that has no examples."""
+    kind = torch.float32 if task["classes"] == 0 else torch.int64
+    return Own(Examples(torch.zeros(0, *task["shape"]), torch.zeros(0, dtype=kind)), {"private_statistics": None})
 
 
 def task_of(sites: Sites) -> dict[str, Any]:

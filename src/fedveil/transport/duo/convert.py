@@ -38,7 +38,7 @@ class Halves:
     def _begun(self, link: Link, parts: Residues, mask: Stream) -> Words:
         place, (blocks, _, levels, degree) = self._ring, parts.shape
         low, more, rest = mask.words((3, blocks, degree))
-        high = more >> np.uint64(128 - MASK)
+        high: Words = more >> np.uint64(128 - MASK)
         rest = _modulo(more & np.uint64((1 << (128 - MASK)) - 1), rest, place.primes[2])
         residues = np.empty((blocks, levels, degree), np.uint64)
         for i, q in enumerate(place.primes[: levels - 1]):
@@ -48,7 +48,8 @@ class Halves:
         residues[:, -1] = rest
         half = place.plus(place.plus(parts[:, 0], place.times(parts[:, 1], self._share)), place.forward(residues))
         link.send("cipher", place.packed(np.stack([half, parts[:, 1]])))
-        return np.uint64(0) - low.reshape(-1)
+        share: Words = np.uint64(0) - low.reshape(-1)
+        return share
 
     def _completed(self, data: bytes, blocks: int) -> Words:
         place = self._ring

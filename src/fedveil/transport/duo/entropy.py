@@ -9,7 +9,6 @@ goes back, S2 adds a fresh encryption of zero.
 
 from __future__ import annotations
 
-import secrets
 from functools import lru_cache
 from typing import Any
 
@@ -24,14 +23,15 @@ from fedveil.transport.duo.fixed import SHARE
 from fedveil.transport.duo.lattice import Encryptor, Ring, product, ring
 from fedveil.transport.duo.parameters import SCALARS
 from fedveil.transport.duo.party import Party
+from fedveil.transport.duo.stream import Stream
 from fedveil.transport.duo.wide import RING, Wide
 from fedveil.transport.he.ring import Floats, Residues
 from fedveil.transport.masks.rejected import Malformed
 
 DEGREE = 31
 SCALE = 2.0**40
-MASK = 2 ** (SHARE + 71)
-"""Masks are below this, shares of the whole at most 2^SHARE: within 2^−70 of telling nothing."""
+MASK = SHARE + 71
+"""Bits of masks, where shares of the whole have SHARE at most: within 2^−70 of telling nothing."""
 FLOOD = 52
 """Bits by which the mask of the opened coefficient is longer than the coefficient, of 45 bits at most; together they
 stay below the 100 bits of modulus that are left."""
@@ -107,19 +107,27 @@ class Controller(Side):
 
 
 class Computer(Side):
-    """S2: takes its masks off under encryption, and evaluates the polynomial."""
+    """S2: takes its masks off under encryption, and evaluates the polynomial; masks are made of its ``own`` stream."""
+
+    def __init__(self, keys: ServerKeys, party: Party, own: Stream) -> None:
+        super().__init__(keys, party)
+        self._own = own
+
+    def _drawn(self, bits: int) -> int:
+        drawn = int.from_bytes(self._own.bytes(-(-bits // 8)).tobytes(), "little")
+        return drawn & ((1 << bits) - 1)
 
     def entropy(self, shares: Wide) -> None:
         """Nothing is opened here."""
         place, party, n = self._ring, self.party, len(shares)
-        masks = [secrets.randbelow(MASK) for _ in range(n)]
+        masks = [self._drawn(MASK) for _ in range(n)]
         party.link.send("masked", wide.dump((shares + wide.wide(masks)) % RING))
         parts = place.unpacked(party.link.receive("cipher"), 2, SCALARS.levels)
         parts[0] = place.minus(parts[0], self._sum(masks, n))
         found = self._evaluated(place.ciphertext(parts, SCALE * place.primes[SCALARS.levels - 1]))
         levels = found.coeff_modulus_size()
         out = place.plus(place.parts(found), Encryptor(place, self.keys.scalars_public).zero(levels))
-        mask = secrets.randbits(45 + FLOOD)
+        mask = self._drawn(45 + FLOOD)
         half = place.constants(place.plus(out[0], place.times(out[1], self._share[0, :levels])))
         party.link.send("tell:scale", np.array([found.scale, levels], np.float64).tobytes())
         party.link.send("cipher", place.packed(out[1:]))

@@ -76,7 +76,7 @@ class Plan:
             raise Refused(f"clients: {self.clients} uploads cannot be aggregated by two servers; give 2 to {MOST}")
         if self.length < 1:
             raise Refused(f"length: an upload of {self.length} numbers holds nothing; give 1 or more")
-        if self.opened > 2**OPENED:
+        if self.rounds > self.most:
             raise Refused(
                 f"rounds: {self.rounds} rounds of {self.clients} uploads open more than 2^{OPENED} coefficients under "
                 "one key; deal keys for fewer rounds, and new ones after them"
@@ -87,9 +87,9 @@ class Plan:
             )
 
     @property
-    def opened(self) -> int:
-        """Coefficients that are opened, masked, in all rounds."""
-        return self.rounds * self.clients * self.blocks * VECTORS.degree
+    def most(self) -> int:
+        """Rounds, with attempts that were lost, after which 2^OPENED coefficients were opened under masks."""
+        return (1 << OPENED) // (self.clients * self.blocks * VECTORS.degree)
 
     @property
     def blocks(self) -> int:

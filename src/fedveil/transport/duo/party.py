@@ -23,13 +23,9 @@ class Party:
         self.first, self.link, self.material = first, link, material
 
     def exchange(self, kind: str, body: bytes) -> bytes:
-        """Send, and receive what the other sends at this place; S1 sends first, so that neither waits to be read."""
-        if self.first:
-            self.link.send(kind, body)
-            return self.link.receive(kind)
-        found = self.link.receive(kind)
+        """Send, and receive what the other sends at this place: both at once, as links take what is not read yet."""
         self.link.send(kind, body)
-        return found
+        return self.link.receive(kind)
 
     def joined(self, share: Array) -> Array:
         """The value of masked shares: the sum in their ring, or of bits their ⊕."""

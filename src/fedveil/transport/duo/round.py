@@ -50,12 +50,17 @@ class Seen:
 
 
 class Server:
-    """A server, over all rounds: its keys, its link to the other, and at S2 where the dealer's part comes from."""
+    """A server, over all rounds: its keys, its link to the other, and at S2 where the dealer's part comes from.
 
-    def __init__(self, keys: ServerKeys, link: Link, mends: Mends | None = None) -> None:
+    ``own`` is a fresh secret of which all randomness is made that it draws for itself and would need again, if its
+    program had to be repeated from what it received.
+    """
+
+    def __init__(self, keys: ServerKeys, link: Link, mends: Mends | None = None, own: bytes | None = None) -> None:
         self.keys, self.link, self.first, self.plan = keys, link, keys.first, keys.plan
         self._mends, self.halves = mends, Halves(keys.vectors, keys.first)
-        self.mask = None if keys.first else Stream(seed(), "mask")
+        self.own = own or seed()
+        self.mask = None if keys.first else Stream(self.own, "mask")
         self.used: set[str] = set()
 
     def material(self, label: str) -> Material:
@@ -127,7 +132,7 @@ class Round:
     def _combinations(self) -> bytes:
         """The seed of the random combinations; drawn after the uploads, so that no client could fit its own to it."""
         if self.first:
-            drawn = seed()
+            drawn = Stream(self.server.own, f"{self._label}/combinations").bytes(KEY).tobytes()
             self.link.send("tell:combinations", drawn)
             return drawn
         found = self.link.receive("tell:combinations")
@@ -173,7 +178,8 @@ class Round:
         spread: Wide = wide.wide([deviations.sum()])
         opened = None if hide_s else party.reveal("spread", spread)
         shares = fixed.shares_of_one(party, deviations, spread)
-        side = Controller(self.server.keys, party) if self.first else Computer(self.server.keys, party)
+        own = Stream(self.server.own, f"{self._label}/entropy")
+        side = Controller(self.server.keys, party) if self.first else Computer(self.server.keys, party, own)
         entropy = side.entropy(shares)
         if not self.first:
             return None

@@ -44,9 +44,9 @@ FAR = 2.0**29
 """The longest previous update, in units: squares of integers stay below 2^62."""
 
 
-def serve(keys: ServerKeys, mends: Mends | None, orders: Framed, peer: Framed) -> None:
+def serve(keys: ServerKeys, mends: Mends | None, orders: Framed, peer: Framed, own: bytes | None = None) -> None:
     """Rounds until the end is ordered, or until one fails: then the conversation with the other server is over."""
-    server = Server(keys, peer, mends)
+    server = Server(keys, peer, mends, own)
     while (order := orders.receive(ROUND)) != END:
         for link in (orders, peer):
             link.record, link.traffic = Opened(), Traffic()

@@ -52,6 +52,8 @@ class Duo:
         how often a round is begun again after a server was lost, and after how many silent seconds it counts as lost.
     clip, noise_std
         what a method's clients do to an upload; a recipe fills them in.
+    apart
+        whether S1, S2 and the key centre are on nodes of their own; the runtime fills it in.
     """
 
     keys: str | None = None
@@ -65,6 +67,7 @@ class Duo:
     patience: float = 600.0
     clip: float | None = None
     noise_std: float = 0.0
+    apart: bool = False
 
     def __post_init__(self) -> None:
         one_of("transport.delivery", self.delivery, ("shares", "switch"))
@@ -136,6 +139,8 @@ class Duo:
             )
         dealt = ", in this process" if self.keys is None else f" into {self.keys}, and must have left"
         where = "each in a process of its own" if self.processes else "as threads of it"
+        if self.apart:
+            dealt, where = " on its node, anew in each round", "each on a node of its own, over sealed messages"
         return [
             "Two servers: uploads are encrypted (CKKS, 128-bit security), S1 and S2 hold shares of them, and open to "
             "S1 the numbers that its detector reads, as the leakage table of the report lists them. Neither learns an "
@@ -177,13 +182,7 @@ class Duo:
         def rule(opened: Mapping[str, float], clients: int) -> str:
             opened_so_far.extend(read_aloud(opened))
             ctx.log["leakage"] = table({"S1": opened_so_far})  # whatever comes of the round
-            chosen = decide(opened, clients)
-            if clients < chosen.least:
-                raise Aborted(
-                    f"{rule_name(chosen)} needs {chosen.least} uploads, and {clients} came; lower declared_f, or let "
-                    "more clients take part"
-                )
-            return rule_name(chosen)
+            return named(decide(opened, clients), clients)
 
         outcome, lost = self._tried(key, frames, reads, rule, reference, ctx.round)
         excluded |= {seats[seat]: why for seat, why in outcome.refused.items()}
@@ -192,7 +191,7 @@ class Duo:
             ctx.log["excluded"] = [*ctx.log.get("excluded", []), *told]
         arrived = [seats[seat] for seat in outcome.seats]
         earlier = opened_so_far[: len(opened_so_far) - len(reads)]
-        ctx.log["leakage"] = [*table({"": outcome.seen}, earlier), *_announced(ctx)]
+        ctx.log["leakage"] = [*table({"": outcome.seen}, earlier), *announced(ctx)]
         ctx.log["duo"] = {"arrived": len(arrived), "between_servers": outcome.between, "lost": lost}
         value = torch.from_numpy(np.ascontiguousarray(outcome.result))[None, :].to(signal.value)
         kept = None if len(arrived) == signal.rows else torch.tensor(arrived)
@@ -233,12 +232,22 @@ class Duo:
                     raise Aborted(f"{why}; the model is that of the last complete round") from None
 
 
-def _announced(ctx: Context) -> list[Row]:
+def announced(ctx: Context) -> list[Row]:
     """Who was told about the noise of the next round, where a controller said anything."""
     if "noise" not in ctx.log:
         return []
     row = {"what": "how many times the noise, in the next round", "value": ctx.log["noise"]["next"]}
     return [{"party": "S1", **row, "how": "its own decision"}, {"party": "clients", **row, "how": TOLD}]
+
+
+def named(rule: Aggregator, clients: int) -> str:
+    """How a rule is called among servers, if so many uploads are enough for it."""
+    if clients < rule.least:
+        raise Aborted(
+            f"{rule_name(rule)} needs {rule.least} uploads, and {clients} came; lower declared_f, or let more clients "
+            "take part"
+        )
+    return rule_name(rule)
 
 
 def rule_name(rule: Aggregator) -> str:
@@ -269,10 +278,7 @@ def _session(duo: Duo, plan: Plan, entropy: bool) -> Session:
     """The servers of this plan: those that are at work, or new ones with new keys."""
     with _lock:
         key = (duo, plan, entropy)
-        if key in _sessions and _sessions[key].rounds >= _sessions[key].plan.rounds:
-            if duo.keys is not None:
-                most = _sessions[key].plan.rounds
-                raise Refused(f"transport.keys: {duo.keys} is for {most} rounds, and they are over; make new keys")
+        if duo.keys is None and key in _sessions and _sessions[key].rounds >= _sessions[key].plan.rounds:
             _sessions.pop(key).close()
         if key not in _sessions:
             while len(_sessions) >= SESSIONS:

@@ -8,4 +8,8 @@ mkdir -p "$here/state"
 export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 export FLWR_HOME="$here/state/flwr"
 mkdir -p "$FLWR_HOME"
-PATH="$(dirname "$(command -v "$PYTHON")"):$PATH"
+if ! found="$(command -v "$PYTHON")"; then
+    echo "superlink.conf: PYTHON is '$PYTHON', and there is no such program; name the Python that has fedveil" >&2
+    exit 2
+fi
+PATH="$(cd "$(dirname "$found")" && pwd):$PATH"
