@@ -167,6 +167,7 @@ def audit(
     place = Folder.existing(folder)
     write_json(place.path / "audit.json", found.to_json())
     write_audit_page(place.path / "audit.html", found)
+    write_report(place.path)
     return found
 
 

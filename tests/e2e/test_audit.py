@@ -46,7 +46,10 @@ def test_settings_are_audited_and_checked_for_power(here):
     assert found["verdict"] == "holds" and 0 < found["bound"] < found["claim"] < found["switched_off"]
     page = (here / "a" / "audit.html").read_text()
     assert len(Page(page).figures()) == 2
+    report = (here / "a" / "report.html").read_text()
+    assert 'href="audit.html"' in report and found["in_words"] in Page(report).text
     statement = json.loads((here / "a" / "statement.json").read_text())
+    assert any("canaries.json" in note for note in statement["notes"]), "scores undo noise"
     assert found["claim"] == statement["rows"][0]["epsilon"]
     again = inside("audit", "a", "--guesses", "100")
     assert "100, " in again and "noise off" not in again, "a finished run is not trained again unless asked for"

@@ -14,7 +14,8 @@ from tests.report.conftest import build, statement
 from tests.report.pages import Page
 
 from fedveil.core.errors import Refused
-from fedveil.report.compare import as_csv, comparison, read_all, write_comparison
+from fedveil.report.compare import _combined, as_csv, comparison, read_all, write_comparison
+from fedveil.report.read import read_run
 from fedveil.report.rows import Row, pareto, promised, row
 
 PROMISE = "record towards server, δ = 1e-05, proved"
@@ -105,6 +106,17 @@ def test_an_attack_matrix_where_the_runs_form_one(tmp_path):
     (last / "config.yaml").write_text((tmp_path / "r1" / "config.yaml").read_text())
     text = Page(comparison(read_all([tmp_path])[0])).text
     assert "worst attack0.200ipm0.750ipm" in text.replace("\n", "")
+
+
+def test_a_matrix_does_not_mix_promises(tmp_path):
+    def made(epsilons):
+        group = [a_row(str(i), e, 0.5, attack="ipm", aggregate="mean", promise=p) for i, (e, p) in enumerate(epsilons)]
+        run = read_run(build(tmp_path / "r", rounds=1))
+        return _combined("ipm", "mean", group, {r.run: run for r in group})["epsilon"]
+
+    assert made([(1.0, "a"), (2.0, "a")]) == 2.0
+    assert made([(1.0, "a"), (2.0, "b")]) is None, "values of different promises do not compare"
+    assert made([(1.0, "a"), (None, None)]) is None, "one of the runs promises nothing"
 
 
 def test_hostile_names_are_text_and_the_page_stays_small(tmp_path):

@@ -13,7 +13,7 @@ from fedveil.report.compare import comparison
 from fedveil.report.read import read_run
 from fedveil.report.rows import row
 
-ANYTHING = [None, True, 0, -3, 10**20, 1e308, math.nan, math.inf, -2.5, "", "x", "\ud800", "<b>", "1" * 5000]
+ANYTHING = [None, True, 0, -3, 10**20, 10**400, 1e308, math.nan, math.inf, -2.5, "", "x", "\ud800", "<b>", "1" * 5000]
 ANYTHING += [[], [1], ["a", None], {}, {"a": 1}, {"": [{}]}, [[]], [{}], [1, 2, 3]]
 CONFIG = {"method": {"build": "a:B"}, "data": {"source": "x"}, "attack": {"build": None}, "rounds": 3, "seed": 1}
 CONFIG |= {"privacy": {"adjacency": "zero_out"}, "aggregate": {"build": "a:Mean"}, "overrides": ["a=b"]}

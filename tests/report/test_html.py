@@ -9,6 +9,7 @@ import pytest
 from tests.report.pages import Page
 
 from fedveil.core.errors import Refused
+from fedveil.report import html
 from fedveil.report.html import write_report
 from fedveil.report.plots import PLOTS, draw
 from fedveil.report.read import read_run
@@ -329,6 +330,41 @@ def test_reproduce_shows_the_command(run_folder: Build) -> None:
     assert f"fedveil run method=fedavg data=digits 'note={EVIL}'" in report(folder).text
     (folder / "config.yaml").write_text("method: fedavg\nseed: 7\n")
     assert "Run FedVeil with the configuration above" in report(folder).text
+
+
+def test_a_run_with_secret_noise_does_not_promise_the_same_model_again(run_folder: Build) -> None:
+    folder = run_folder()
+    change(folder, "summary", model_hash="abc", seed=7)
+    assert "with seed 7 give the same model" in report(folder).text
+    config = folder / "config.yaml"
+    config.write_text(config.read_text() + "privacy: {rng: secure}\n")
+    text = report(folder).text
+    assert "no other run gives the same model" in text and "with seed 7" not in text
+
+
+AUDIT = {"verdict": "holds", "claim": 4.0, "delta": 1e-5, "unit": "record", "observer": "server", "bound": 1.49}
+AUDIT |= {"cap": 4.98, "in_words": f"HOLDS: {EVIL}"}
+
+
+def test_an_audit_is_told_and_linked(run_folder: Build) -> None:
+    folder = run_folder()
+    (folder / "audit.json").write_text(json.dumps(AUDIT))
+    page = report(folder)
+    assert "audit" in page.ids() and ("a", {"href": "audit.html"}) in page.tags
+    for words in (f"HOLDS: {EVIL}", "ε = 4 (record towards server, δ = 1e-05)", "ε ≥ 1.49", "ε = 4.98"):
+        assert words in page.text
+    live = Page(html.page(read_run(folder), linked=True))
+    assert "ε ≥ 1.49" in live.text and "audit.html" not in str(live.tags), "the live page serves no such file"
+
+
+def test_yaml_that_unfolds_without_end_is_refused(run_folder: Build) -> None:
+    folder = run_folder()
+    unfolds = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
+    (folder / "config.yaml").write_text(f"a0: &a0 [x]\n{unfolds}")
+    with pytest.raises(Refused, match="damaged"):
+        read_run(folder)
+    (folder / "config.yaml").write_text("method: fedavg\nnote: 2 * 3\n")
+    assert read_run(folder).config["note"] == "2 * 3"
 
 
 def test_report_is_replaced_whole(run_folder: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,18 @@ def test_tensorboard_holds_every_round_also_after_a_resume(tmp_path):
     assert load(config)["logger"] == "tensorboard"
 
 
+def test_a_log_that_cannot_be_written_costs_the_log_and_not_the_run(tmp_path, monkeypatch):
+    module = pytest.importorskip("torch.utils.tensorboard", reason="tensorboard is not installed")
+
+    def full(*values):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module.SummaryWriter, "add_scalar", full)
+    with pytest.warns(UserWarning, match="tensorboard stopped taking the log"):
+        result = fedveil.run(**SMALL, rounds=2, logger="tensorboard", out=tmp_path / "r")
+    assert len(result.history) == 2
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow's own, towards SQLAlchemy
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_mlflow_holds_settings_rounds_and_the_statement(tmp_path, monkeypatch, store):

@@ -18,6 +18,7 @@ from fedveil.report.words import figure, table, words
 from fedveil.runtime.audit import Audited
 
 UNITS = {"record": "one training example", "client": "everything that one client holds"}
+BACK = '<a href="report.html">Report</a> · '
 CANNOT = (
     "An audit looks for errors in one run; it cannot prove that there are none. A bound below the claim is what an "
     "honest run shows, and also what a run shows whose error this attack does not see.",
@@ -45,7 +46,7 @@ def audit_page(found: Audited) -> str:
     parts["limits"] = "<ul>" + "".join(f"<li>{words(text)}</li>" for text in CANNOT) + "</ul>"
     title = f"Audit: {words(found.method)} on {words(found.data)}"
     lead = f"{words(found.folder)}: who of {found.canaries:,} canaries took part?"
-    return document(title, lead, sections(parts), plots, _notice(found), nav=parts, kind="audit")
+    return document(title, lead, sections(parts), plots, _notice(found), nav=parts, kind="audit", above=BACK)
 
 
 def _notice(found: Audited) -> str:

@@ -249,12 +249,14 @@ def _often(names: Sequence[str]) -> list[str]:
 
 
 def _combined(attack: str, rule: str, group: Sequence[Row], runs: Mapping[str, Run]) -> dict[str, Any]:
-    """A cell as the matrix page takes it, over all runs that belong there."""
+    """A cell as the matrix page takes it; its ε is shown where all of its runs have one, and promises do not differ."""
     members = [r for r in group if (r.attack, r.aggregate) == (attack, rule)]
     accuracies = [r.accuracy for r in members if r.accuracy is not None]
     successes = [number(runs[r.run].summary, "attack", "success") for r in members]
     known = [s for s in successes if s is not None]
-    epsilons = [r.epsilon for r in members if r.epsilon is not None]
+    promises = {r.promise for r in group if r.promise is not None}
+    epsilons = [r.epsilon for r in members if r.epsilon is not None and len(promises) == 1]
+    private = len(epsilons) == len(members)
     return {
         "attack": attack,
         "aggregate": rule,
@@ -266,7 +268,7 @@ def _combined(attack: str, rule: str, group: Sequence[Row], runs: Mapping[str, R
         "success": fmean(known) if known else None,
         "excluded": sum(int(number(runs[r.run].summary, "excluded") or 0) for r in members),
         "aborted": 0,
-        "epsilon": max(epsilons, default=None),
-        "promise": next((r.promise for r in members if r.promise), None),
+        "epsilon": max(epsilons) if private else None,
+        "promise": min(promises) if private else None,
         "spread": None,
     }

@@ -20,10 +20,11 @@ from fedveil.report.leakage import leakage
 from fedveil.report.plots import draw
 from fedveil.report.read import Run, dataset, items, name, number, read_run
 from fedveil.report.shell import document, figures, save, sections
-from fedveil.report.statement import privacy
+from fedveil.report.statement import audit, privacy
 from fedveil.report.words import figure, fold, pairs, percent, size, table, words
 
 ROUNDS = 400  # most rows of the per-round table; a longer run is thinned, all rounds are in events.jsonl
+AUDIT_PAGE = '<p><a href="audit.html">The page of the audit</a> has its scores, and what an audit cannot show.</p>'
 
 
 def write_report(folder: Path) -> Path:
@@ -42,6 +43,8 @@ def page(run: Run, *, linked: bool = False, above: str = "", status: str = "") -
     plots = draw(run)
     parts = {make.__name__: make(run, plots) for make in SECTIONS}
     parts = {n: section for n, section in parts.items() if section}
+    if "audit" in parts and not linked:  # the live page opens no other file
+        parts["audit"] += AUDIT_PAGE
     title = f"{words(run.summary.get('method') or name(run.config, 'method') or 'run')} on {words(dataset(run))}"
     return document(
         title,
@@ -150,12 +153,17 @@ def reproduce(run: Run, plots: list[Plot]) -> str:
     facts = [f"The run was made with FedVeil {words(made)}."] if made else []
     if isinstance(run.summary.get("model_hash"), str):
         facts.append(f"Its final model has the hash <code>{words(run.summary['model_hash'])}</code>.")
-        if number(run.summary, "seed") is not None:
+        chosen = run.config.get("privacy")
+        if isinstance(chosen, dict) and chosen.get("rng") == "secure":
+            facts.append(
+                "Secret noise (privacy.rng=secure) is never drawn again: with it no other run gives the same model."
+            )
+        elif number(run.summary, "seed") is not None:
             facts.append(f"The same settings with seed {words(run.summary['seed'])} give the same model again.")
     return how + (f"<p>{' '.join(facts)}</p>" if facts else "")
 
 
 SECTIONS: tuple[Callable[[Run, list[Plot]], str], ...] = (
-    *(privacy, leakage, learning, defence, clients, cost),
+    *(privacy, audit, leakage, learning, defence, clients, cost),
     *(rounds, data, settings, reproduce),
 )

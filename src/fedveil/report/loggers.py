@@ -73,13 +73,23 @@ class TensorBoard:
     def round(self, record: Record) -> None:
         """Write one round."""
         for name, value in scalars(record):
-            self.writer.add_scalar(name, value, record["round"])
+            self._write("add_scalar", name, value, record["round"])
 
     def closed(self, summary: Record | None) -> None:
         """Write what came of it, and close the log."""
         if summary is not None:
-            self.writer.add_text("statement", str(summary["statement"]), summary["rounds"])
-        self.writer.close()
+            self._write("add_text", "statement", str(summary["statement"]), summary["rounds"])
+        self._write("close")
+
+    def _write(self, what: str, *values: Any) -> None:
+        """Write it; at the first failure say so and write no more."""
+        if self.writer is None:
+            return
+        try:
+            getattr(self.writer, what)(*values)
+        except Exception as problem:
+            self.writer = None
+            warnings.warn(f"tensorboard stopped taking the log of this run: {_line(problem)}", stacklevel=2)
 
 
 class MLflow:

@@ -142,7 +142,7 @@ def heat(summary: dict[str, Any], budget: str, how: str = HOW) -> str:
         spread = private[0]["spread"]
         ranges = "" if spread is None else f"; by client from {spread[0]:.3g} over {spread[1]:.3g} to {spread[2]:.3g}"
         told = (
-            f"<p>Each cell has its own ledger. Epsilon towards ({words(private[0]['promise'])}) is at most "
+            f"<p>Each cell has its own ledger. ε ({words(private[0]['promise'])}) is at most "
             f"{max(c['epsilon'] for c in private):.4g}{ranges}. It speaks of honest clients.</p>"
         )
     return f"<p>{how}</p>" + told + table(("Attack", *map(words, rules)), rows, "plain")

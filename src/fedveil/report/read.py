@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 
 from fedveil.core.errors import Refused
+
+LARGEST = sys.float_info.max
+OPTIONAL = ("clients", "statement", "summary", "audit")
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Run:
     clients: dict[str, Any]
     statement: dict[str, Any]
     summary: dict[str, Any]
+    audit: dict[str, Any]
     damaged: tuple[str, ...]
 
     def client(self, index: int) -> str:
@@ -47,6 +52,8 @@ def read_run(folder: Path) -> Run:
     """Read a run folder, finished or not; refuse a folder that is none."""
     try:
         config_text = (folder / "config.yaml").read_text("utf-8")
+        if _repeats(config_text):
+            raise ValueError("aliases")
         config = OmegaConf.to_container(OmegaConf.create(config_text))
     except OSError:
         raise _no_run(folder, "no config.yaml") from None
@@ -55,9 +62,14 @@ def read_run(folder: Path) -> Run:
     if not isinstance(config, dict) or all(value is None for value in config.values()):  # a bare word is YAML too
         raise _no_run(folder, "config.yaml is damaged")
     damaged: list[str] = []
-    optional = {name: _mapping(folder / f"{name}.json", damaged) for name in ("clients", "statement", "summary")}
+    optional = {name: _mapping(folder / f"{name}.json", damaged) for name in OPTIONAL}
     settings = {str(key): value for key, value in config.items()}
     return Run(folder, settings, config_text, _events(folder), damaged=tuple(damaged), **optional)
+
+
+def _repeats(text: str) -> bool:
+    """Whether YAML uses aliases: no run writes any, and a few of them stand for more than a machine can hold."""
+    return "*" in text and any(isinstance(token, yaml.AliasToken) for token in yaml.scan(text))
 
 
 def _no_run(folder: Path, why: str) -> Refused:
@@ -109,14 +121,14 @@ def dataset(run: Run) -> Any:
 
 
 def number(value: Any, *path: str) -> float | None:
-    """The finite number at a place of nested mappings, or None.
+    """The finite number at a place of nested mappings, or None; an integer that no float holds is none.
 
-    >>> number({"loss": {"mean": 0.5}}, "loss", "mean"), number({"loss": None}, "loss", "mean")
-    (0.5, None)
+    >>> number({"loss": {"mean": 0.5}}, "loss", "mean"), number({"loss": None}, "loss", "mean"), number(10**400)
+    (0.5, None, None)
     """
     for key in path:
         value = value.get(key) if isinstance(value, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
         return None
     return value
 

@@ -8,7 +8,7 @@ from typing import Any
 from fedveil.report.drawing import Plot
 from fedveil.report.read import Run, items, number
 from fedveil.report.shell import figures
-from fedveil.report.words import figure, fold, words
+from fedveil.report.words import figure, fold, table, words
 
 
 def holds(row: Any) -> str:
@@ -82,6 +82,21 @@ def explain(row: dict[str, Any], adjacency: str) -> str:
         return f"{who} By a published formula that we do not stand behind, so do not rely on it: {meaning}"
     large = " So large an ε rules out little by itself." if epsilon > 10 else ""
     return f"{who} Proved from the run's ledger: {meaning}{large}"
+
+
+def audit(run: Run, plots: list[Plot]) -> str:
+    """What the latest audit of the run found out about one claim; nothing where there was none."""
+    made = run.audit
+    if not made:
+        return ""
+    about = f"{words(made.get('unit'))} towards {words(made.get('observer'))}, δ = {words(made.get('delta'))}"
+    rows = [
+        ("Verdict", words(made.get("verdict"))),
+        ("Claim", f"ε = {figure(number(made, 'claim'))} ({about})"),
+        ("Lower bound at 95 %", f"ε ≥ {figure(number(made, 'bound'))}"),
+        ("Cap of so many guesses", f"ε = {figure(number(made, 'cap'))}"),
+    ]
+    return f"<p>{words(made.get('in_words'))}</p>" + table(("Audit", "Value"), rows)
 
 
 GLOSSARY = (

@@ -297,6 +297,11 @@ def _notes(training: Training) -> list[str]:
             f"{training.watch.count:,} canaries rode along, made-up {training.watch.unit}s that `fedveil audit` looks "
             "for: the model has learned from them as well."
         )
+        if training.watch.slot != "on_delta":
+            notes.append(
+                "canaries.json was written with the knowledge of everybody's data: whoever has it, and what an "
+                "observer saw, can take some of the noise out again. Keep it where the data are."
+            )
     if training.settings.stop.wanted:
         declared = "was declared public" if training.settings.stop.public_test else "was used"
         notes.append(f"The test set {declared} to decide when to stop.")

@@ -14,7 +14,7 @@ from fedveil.core.errors import Refused
 from fedveil.report.read import Run, read_run
 from fedveil.report.rows import Row, row
 
-FILES = ("config.yaml", "events.jsonl", "clients.json", "statement.json", "summary.json")
+FILES = ("config.yaml", "events.jsonl", "clients.json", "statement.json", "summary.json", "audit.json")
 """What a run is shown from; no other file of a run folder is ever opened."""
 MARKS = ("config.yaml", "events.jsonl", "summary.json")
 DEPTH = 4
