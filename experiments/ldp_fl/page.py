@@ -44,7 +44,7 @@ def section(task: Task, read: Read) -> list[str]:
     for row in task.rows():
         lines.append(line(task, row, read))
     spent = [r for cell in task.cells() if (r := read(cell))]
-    devices = sorted({r.get("device", "cpu") for r in spent})
+    devices = sorted({r["device"] for r in spent})
     lines += [
         "",
         f"{spent[0]['settings']['model']['name']} of {spent[0]['parameters']:,} weights, {task.rounds} rounds, all "

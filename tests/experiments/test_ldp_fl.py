@@ -18,12 +18,13 @@ TINY = replace(
     rounds=2,
     seeds=(0,),
     sweep=(1.0,),
-    settings=(("model", "logistic"), ("local_epochs", 1)),
+    settings=(("model", {"name": "logistic"}), ("local_epochs", 1)),
 )
 
 
 def record(cell, accuracy):
-    return {"key": cell.key, "accuracy": accuracy, "parameters": 1000, "bytes_up": 1, "status": "finished"}
+    found = {"key": cell.key, "settings": cell.settings, "accuracy": accuracy, "parameters": 1000}
+    return found | {"bytes_up": 1, "status": "finished", "device": "cpu"}
 
 
 def reader(task: Task, ours, clamped, seeds=None):
@@ -68,7 +69,7 @@ def test_a_cell_is_computed_kept_and_found_again(tmp_path, monkeypatch):
     assert study.main(arguments) == 0
     page = (tmp_path / "page.md").read_text()
     assert "not run" not in page and "Digits, 10 clients" in page
-    monkeypatch.setattr(study, "compute", lambda cell: pytest.fail("it was there already"))
+    monkeypatch.setattr(study, "compute", lambda *_: pytest.fail("it was there already"))
     assert study.main(arguments) == 0
     assert (tmp_path / "page.md").read_text() == page
     cell = next(TINY.cells())
@@ -88,7 +89,8 @@ def test_the_command_on_the_page_runs_the_same_cell():
     assert config["method"]["radius"] == wanted["method"]["radius"]
     assert config["privacy"]["epsilon"] == 1.0
     assert (config["rounds"], config["population"], config["cohort"]) == (MNIST.rounds, 100, 100)
-    assert config["model"]["hidden"] == wanted["model"]["hidden"]
+    assert config["model"]["name"] == wanted["model"]["name"] == "cnn"
+    assert (config["lr"], config["local_epochs"]) == (wanted["lr"], wanted["local_epochs"])
 
 
 def test_compute_says_what_a_run_did():

@@ -61,7 +61,7 @@ def run(monkeypatch, plan, rows, leaving, table):
     with monkeypatch.context() as patch:
         patch.setattr(crypto.os, "urandom", tape)
         patch.setattr(client_room, "seed", lambda: tape(32))
-        patch.setattr(client_room, "Pair", lambda: crypto.Pair(tape(32)))
+        patch.setattr(client_room, "Pair", lambda key=None: crypto.Pair(key or tape(32)))
         patch.setattr(server_room, "Pair", lambda *key: crypto.Pair(*(key or [tape(32)])))
         play = Play(plan, rows, BITS, name=bytes(16))
         patch.setattr(client_room, "add_mask", table.of("clients"))
@@ -113,10 +113,10 @@ def test_equal_sums_give_equal_views(monkeypatch, degree, colluders, leaving):
 
     tape = Tape("one")
     keys = {}
-    for i in range(n):  # the order in which clients draw: sealing pair, masking pair, seed
+    for i in range(n):  # the order in which clients draw: seed, sealing pair, masking pair
         if i == 0:
             tape(32)  # the server's pair
-        tape(32), keys.setdefault(i, crypto.Pair(tape(32))), tape(32)
+        tape(32), tape(32), keys.setdefault(i, crypto.Pair(tape(32)))
 
     for inputs in (other, simulator):
         change = {}
