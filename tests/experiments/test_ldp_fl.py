@@ -89,7 +89,7 @@ def test_the_command_on_the_page_runs_the_same_cell():
     assert config["method"]["radius"] == wanted["method"]["radius"]
     assert config["privacy"]["epsilon"] == 1.0
     assert (config["rounds"], config["population"], config["cohort"]) == (MNIST.rounds, 100, 100)
-    assert config["model"]["name"] == wanted["model"]["name"] == "cnn"
+    assert config["model"]["build"] == f"fedveil.local.models:{wanted['model']['name']}"
     assert (config["lr"], config["local_epochs"]) == (wanted["lr"], wanted["local_epochs"])
 
 
