@@ -14,9 +14,10 @@ from pathlib import Path
 
 import torch
 
-from experiments.audit.cell import Cache, compute
+from experiments.audit.cell import compute
 from experiments.audit.grid import main_cells, other_cells
 from experiments.audit.page import write_page
+from experiments.cache import Cache
 from experiments.dp_methods.progress import duration
 
 INTERRUPTED = 130

@@ -6,15 +6,13 @@ import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import fedveil
 from experiments.audit.grid import Cell
+from experiments.cache import Record
 from experiments.dp_methods.cell import NEVER, source
-from fedveil.core.files import write_bytes
 from fedveil.runtime.audit import audit
 
-Record = dict[str, Any]
 KEPT = ("claim", "bound", "strict", "chance", "cap", "estimate", "cosine", "canaries", "guesses", "right", "verdict")
 KEPT = (*KEPT, "unit", "observer", "accuracy")
 
@@ -31,24 +29,3 @@ def compute(cell: Cell) -> Record:
         found = audit(place).to_json()
     seconds = {"seconds": time.process_time() - started, "wall": time.perf_counter() - clock}
     return {name: found[name] for name in KEPT} | seconds | {"key": cell.key, "cell": str(cell), "source": source()}
-
-
-class Cache:
-    """Finished cells in a folder, one file each."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-
-    def read(self, cell: Cell) -> Record | None:
-        """The cell's record; None where there is none, or where its file is damaged."""
-        try:
-            record = json.loads((self.folder / f"{cell.key}.json").read_bytes())
-        except (OSError, ValueError):
-            return None
-        return record if isinstance(record, dict) and record.get("key") == cell.key else None
-
-    def write(self, record: Record) -> None:
-        """Keep a record."""
-        text = json.dumps(record, indent=1, sort_keys=True)
-        write_bytes(self.folder / f"{record['key']}.json", text.encode())

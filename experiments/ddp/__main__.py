@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 import fedveil
-from experiments.ddp.cell import Cache, compute
+from experiments.cache import Cache
+from experiments.ddp.cell import compute
 from experiments.ddp.grid import CLIENTS, SCHEDULES, Cell, NoiseCell, Schedule, quick, runs, tuning
 from experiments.ddp.page import Found, write_page
 from fedveil.core.errors import Refused

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 import fedveil
+from experiments.cache import Record
 from experiments.ddp.grid import BITS, DELTA, Cell, NoiseCell
 from experiments.dp_methods.cell import NEVER, source
-from fedveil.core.files import write_bytes
 from fedveil.core.flat import Layout
 from fedveil.core.signal import Signal
 from fedveil.core.stage import Context
@@ -25,8 +25,6 @@ from fedveil.privacy.distributed import distribute, finest
 from fedveil.privacy.events import Event
 from fedveil.privacy.search import noise_multiplier, smallest_multiplier
 from fedveil.transport.masks import Masks
-
-Record = dict[str, Any]
 
 
 def compute(cell: Cell | NoiseCell) -> Record:
@@ -101,24 +99,3 @@ def _noise(cell: NoiseCell) -> Record:
         "rounding": release.bound - 1.0,
         "wrap_log2": math.log2(grid.wrap),
     }
-
-
-class Cache:
-    """Finished cells in a folder, one file each."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-
-    def read(self, cell: Cell | NoiseCell) -> Record | None:
-        """The cell's record; None where there is none, or where its file is damaged."""
-        try:
-            record = json.loads((self.folder / f"{cell.key}.json").read_bytes())
-        except (OSError, ValueError):
-            return None
-        return record if isinstance(record, dict) and record.get("key") == cell.key else None
-
-    def write(self, record: Record) -> None:
-        """Keep a record."""
-        text = json.dumps(record, indent=1, sort_keys=True)
-        write_bytes(self.folder / f"{record['key']}.json", text.encode())

@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import fedveil
-from experiments.ldp_fl.cells import Cache, compute
+from experiments.cache import Cache
+from experiments.ldp_fl.cells import compute
 from experiments.ldp_fl.grid import TASKS, Task
 from experiments.ldp_fl.page import write_page
 from fedveil.core.errors import Refused

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import fedveil
+from experiments.cache import Record
 from experiments.ldp_fl.grid import Cell
-from fedveil.core.files import write_bytes
 from fedveil.local.engine import Diverged
-
-Record = dict[str, Any]
 
 
 def compute(cell: Cell, device: str = "cpu") -> Record:
@@ -39,23 +35,3 @@ def compute(cell: Cell, device: str = "cpu") -> Record:
         torch.set_num_threads(threads)
     seconds = time.process_time() - started
     return found | {"key": cell.key, "cell": str(cell), "settings": cell.settings, "seconds": seconds, "device": device}
-
-
-class Cache:
-    """Finished cells in a folder, named by their key."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-
-    def read(self, cell: Cell) -> Record | None:
-        """The cell's record; None where there is none, or where its file is damaged."""
-        try:
-            record = json.loads((self.folder / f"{cell.key}.json").read_bytes())
-        except (OSError, ValueError):
-            return None
-        return record if isinstance(record, dict) and record.get("key") == cell.key else None
-
-    def write(self, record: Record) -> None:
-        """Keep a record."""
-        write_bytes(self.folder / f"{record['key']}.json", json.dumps(record, indent=1, sort_keys=True).encode())

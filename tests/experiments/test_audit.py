@@ -2,7 +2,7 @@
 
 import pytest
 from experiments.audit.__main__ import main
-from experiments.audit.cell import Cache, compute
+from experiments.audit.cell import compute
 from experiments.audit.grid import (
     CENTRAL,
     CONDITIONS,
@@ -17,6 +17,7 @@ from experiments.audit.grid import (
     other_cells,
 )
 from experiments.audit.page import write_page
+from experiments.cache import Cache
 
 
 def test_every_cell_has_settings_of_its_own():

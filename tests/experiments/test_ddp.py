@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from experiments.cache import Cache
 from experiments.ddp.__main__ import main
-from experiments.ddp.cell import Cache, compute
+from experiments.ddp.cell import compute
 from experiments.ddp.grid import CENTRAL, ROWS, SCHEDULES, NoiseCell, cell, quick, runs, tuning
 from experiments.ddp.page import Found, write_page
 

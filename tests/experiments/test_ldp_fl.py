@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import pytest
+from experiments.cache import Cache
 from experiments.ldp_fl import __main__ as study
-from experiments.ldp_fl.cells import Cache, compute
+from experiments.ldp_fl.cells import compute
 from experiments.ldp_fl.grid import FASHION, MNIST, Cell, Task
 from experiments.ldp_fl.page import command, write_page
 
