@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fedveil.bench.he import Report
-from fedveil.bench.page import table
+from fedveil.bench.page import opening, table
 
 BEFORE = ("read uploads", "shares, norm check")
 NAMES = {"mean": "mean", "trimmed_mean": "trimmed mean", "krum": "Krum", "centered_clipping": "centered clipping"}
@@ -81,19 +81,7 @@ def overhead(row: Report) -> list[tuple[str, str, str]]:
 
 def page(report: Report) -> str:
     """The page as Markdown."""
-    about = report["about"]
-    lines = [
-        "# Robust aggregation under encryption, measured",
-        "",
-        "Written by `fedveil bench he --json REPORT --page FILE`; no number here is typed.",
-        "",
-        RULES,
-        "",
-        f"FedVeil {about['fedveil']}, Python {about['python']}, {about['machine']}.",
-    ]
-    if report["quick"]:
-        lines += ["", "**A quick run: tiny sizes, its numbers mean nothing.**"]
-    lines += ["", "## Goals", "", *table(("goal", "asked", "measured", ""), goals(report))]
+    lines = opening("Robust aggregation under encryption", "he", RULES, report, goals(report))
     for row in report["rows"]:
         lines += ["", *_section(row)]
     return "\n".join(lines).rstrip() + "\n"

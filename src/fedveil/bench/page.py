@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +219,25 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     yield "| " + " | ".join("---" for _ in head) + " |"
     for row in rows:
         yield "| " + " | ".join(row) + " |"
+
+
+def opening(
+    title: str, command: str, rules: str, report: Mapping[str, Any], goals: Iterable[Sequence[str]]
+) -> list[str]:
+    """How a page of one report begins: where its numbers come from, how they were taken, and the goals."""
+    about = report["about"]
+    lines = [
+        f"# {title}, measured",
+        "",
+        f"Written by `fedveil bench {command} --json REPORT --page FILE`; no number here is typed.",
+        "",
+        rules,
+        "",
+        f"FedVeil {about['fedveil']}, Python {about['python']}, {about['machine']}.",
+    ]
+    if report["quick"]:
+        lines += ["", "**A quick run: tiny sizes, its numbers mean nothing.**"]
+    return [*lines, "", "## Goals", "", *table(("goal", "asked", "measured", ""), goals)]
 
 
 def _mebibytes(value: int | None) -> str:

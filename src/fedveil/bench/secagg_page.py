@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from fedveil.bench.page import table
+from fedveil.bench.page import opening, table
 from fedveil.bench.secagg import Report
 
 RULES = """\
@@ -48,19 +48,7 @@ def goals(report: Report) -> list[tuple[str, str, str, str]]:
 
 def page(report: Report) -> str:
     """The page as Markdown."""
-    about = report["about"]
-    lines = [
-        "# Secure aggregation, measured",
-        "",
-        "Written by `fedveil bench secagg --json REPORT --page FILE`; no number here is typed.",
-        "",
-        RULES,
-        "",
-        f"FedVeil {about['fedveil']}, Python {about['python']}, {about['machine']}.",
-    ]
-    if report["quick"]:
-        lines += ["", "**A quick run: tiny sizes, its numbers mean nothing.**"]
-    lines += ["", "## Goals", "", *table(("goal", "asked", "measured", ""), goals(report))]
+    lines = opening("Secure aggregation", "secagg", RULES, report, goals(report))
     if "missing" in report:
         lines += ["", report["missing"]]
     for row in report["rows"]:

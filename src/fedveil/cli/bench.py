@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -124,10 +125,7 @@ def secagg(
     tiny = Options(lengths=(2000, 4000), clients=min(clients, 12), repeats=2, peer_repeats=1, quick=True)
     options = tiny if quick else Options(clients=clients, repeats=repeats)
     report = run(options, lambda words: console.print(words, highlight=False))
-    table = Table("goal", "asked", "measured", "", box=SIMPLE, title="Secure aggregation", title_justify="left")
-    for row in pages.goals(report):
-        table.add_row(*row)
-    console.print(table)
+    console.print(_asked("Secure aggregation", pages.goals(report)))
     if json is not None:
         write_json(json, report)
     if page is not None:
@@ -157,10 +155,7 @@ def he(
     console = Console(quiet=quiet)
     options = Options((Setting(10, 3000, 2),), 1, quick=True) if quick else Options(repeats=repeats)
     report = run(options, lambda words: console.print(words, highlight=False))
-    table = Table("goal", "asked", "measured", "", box=SIMPLE, title="Encrypted aggregation", title_justify="left")
-    for row in pages.goals(report):
-        table.add_row(*row)
-    console.print(table)
+    console.print(_asked("Encrypted aggregation", pages.goals(report)))
     extra = Table("what sensing adds", "servers", "with clients' encryption", box=SIMPLE)
     for words in pages.overhead(report["rows"][0]):
         extra.add_row(*words)
@@ -169,3 +164,11 @@ def he(
         write_json(json, report)
     if page is not None:
         write_bytes(page, pages.page(report).encode())
+
+
+def _asked(title: str, goals: Iterable[tuple[str, str, str, str]]) -> Table:
+    """What was asked and what was measured."""
+    table = Table("goal", "asked", "measured", "", box=SIMPLE, title=title, title_justify="left")
+    for row in goals:
+        table.add_row(*row)
+    return table
